@@ -1,11 +1,7 @@
 """Errors that print as one line without a traceback, each with its exit code."""
 
 import errno
-import os
 import re
-import traceback
-from collections.abc import Sequence
-from pathlib import Path
 
 # Texts of torch's out-of-memory errors, most of which have no class of their own.
 NO_MEMORY = re.compile(
@@ -77,35 +73,7 @@ class OutOfMemory(UserError):
     exit_code = 8
 
 
-class ForeignError(UserError):
-    """An error in the code of a package that `allow_targets` names; its field is `file:line`."""
-
-
 def lacks_memory(error: BaseException) -> bool:
     """Return whether memory ran out, judging by the type, the errno or the message."""
     lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     return lacking or NO_MEMORY.search(str(error)) is not None
-
-
-def find_foreign(error: BaseException, packages: Sequence[str]) -> ForeignError | None:
-    """Return the error as a ForeignError if it passed through code of `packages`, else None.
-
-    With `packages` given, a SyntaxError always counts: code that cannot be parsed leaves no frame.
-    """
-    places = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if _lies_in(str(frame.f_globals.get("__name__")), packages)
-    ]
-    if packages and isinstance(error, SyntaxError) and error.filename and error.lineno:
-        places.append((error.filename, error.lineno))
-    if not places:
-        return None
-    file, line = places[-1]
-    path = Path(file)
-    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else file
-    return ForeignError(f"{shown}:{line}", f"{type(error).__name__}: {error}")
-
-
-def _lies_in(module: str, packages: Sequence[str]) -> bool:
-    return any(f"{module}.".startswith(f"{package}.") for package in packages)

@@ -24,13 +24,11 @@ class GridSweeper(Sweeper):
 
     def __init__(
         self,
-        max_batch_size: int | None = None,
         params: dict[str, Any] | None = None,
         variants: list[str] | None = None,
         tune: dict[str, Any] | None = None,
     ) -> None:
-        self.max_batch_size, self.params = max_batch_size, params
-        self.variants, self.tune = variants, tune
+        self.params, self.variants, self.tune = params, variants, tune
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -55,9 +53,7 @@ class GridSweeper(Sweeper):
 class ProcessLauncher(Launcher):
     """Runs each job in its own process on this machine; see `gptattn.sweep.launcher`."""
 
-    # The sweep's loop sets these.
-    runs, slots = 0, 1  # in all, and at a time
-    deadline: float | None = None  # of `sweep.minutes`
+    slots = 1  # runs at a time; the sweep's loop sets it
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -69,7 +65,6 @@ class ProcessLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         from gptattn.sweep.launcher import launch_processes
 
-        how = (self.runs, self.slots, self.deadline)
         return launch_processes(
-            self.hydra_context, self.config, job_overrides, initial_job_idx, *how
+            self.hydra_context, self.config, job_overrides, initial_job_idx, self.slots
         )

@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -14,7 +13,6 @@ import gptattn
 from gptattn.settings.compose import CONF
 
 PACKAGE = Path(gptattn.__file__).parent
-TEST_FILES = sorted(Path(__file__).parent.rglob("*.py"))
 
 # Low to high: a room imports from itself and those before it. CONTRIBUTING shows the same list.
 ROOMS = (
@@ -142,11 +140,3 @@ def test_nothing_reads_or_writes_a_pickle() -> None:
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert not {"torch.load", "torch.save"} & {*names, *imported(tree)}, module
         assert "pickle" not in foreign(tree), module
-
-
-def test_a_test_file_opens_with_what_it_tests_and_bears_a_name_of_its_own() -> None:
-    # tests/ has no __init__.py, so two files of the same name would be the same module.
-    names = Counter(file.name for file in TEST_FILES)
-    assert not {name for name, count in names.items() if count > 1}
-    for file in TEST_FILES:
-        assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))), file.name

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,9 +26,11 @@ from gptattn.machine.ending import (
     as_user_error,
     handled_signals,
     report,
+    run_command,
     silence_stdout,
     write_stderr,
 )
+from gptattn.runs.metrics import LOSS
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
 from gptattn.settings.messages import explain_hydra_error
@@ -55,34 +58,20 @@ def end(task: Callable[[], Any]) -> NoReturn:
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     arguments = sys.argv[1:]
-    try:
-        # On a flag amid the settings argparse would print its usage.
-        settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
-        for i, argument in enumerate(arguments):
-            if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
-                raise ConfigError("command line", f"{argument} must come before the settings")
-            name = argument.partition("=")[0]
-            if name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
-                raise ConfigError("command line", f"{name} is no flag; {suggest(name, FLAGS)}")
-            if name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
-                raise ConfigError(name, "names one run, and -m starts many; leave one of them out")
-        try:
-            task()
-            code = 0
-        except SystemExit as ended:  # of Hydra after its help, of `run_job`, of a signal
-            code = int(ended.code or 0)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = silence_stdout()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 130
-    except Exception as error:
-        known = explain_hydra_error(error, arguments, CONF)
-        if known is not error:
-            known.__cause__ = error
-        code = report(known, SHOWS_TRACEBACK)
-    sys.exit(code)
+    # On a flag amid the settings argparse would print its usage.
+    settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
+    for i, argument in enumerate(arguments):
+        name, mistake = argument.partition("=")[0], None
+        if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
+            mistake = "command line", f"{argument} must come before the settings"
+        elif name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
+            mistake = "command line", f"{name} is no flag; {suggest(name, FLAGS)}"
+        elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
+            mistake = name, "names one run, and -m starts many; leave one of them out"
+        if mistake is not None:
+            sys.exit(report(ConfigError(*mistake)))
+    explain = partial(explain_hydra_error, overrides=arguments, conf=CONF)
+    sys.exit(run_command(task, SHOWS_TRACEBACK, explain))
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -115,14 +104,14 @@ def run_job(cfg: DictConfig) -> float:
             from gptattn.settings.resumed import resume_settings
 
             recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
-            settings = resume_settings(recorded, overrides, cfg, job.runtime.choices)
+            settings = resume_settings(recorded, overrides, cfg)
         check(settings)
 
         from gptattn.machine.console import make_console
         from gptattn.training.run import train
 
         summary = train(settings, place, make_console(), overrides=overrides, resume=resumes)
-        return float(summary["metrics"]["val/loss"])
+        return float(summary["metrics"][LOSS])
     except Stopped as stopped:
         if stopped.signum == signal.SIGINT and not single:
             raise KeyboardInterrupt from stopped
@@ -139,4 +128,4 @@ def run_job(cfg: DictConfig) -> float:
         if known is not None and not FIRST:  # the first process prints it
             raise SystemExit(known.exit_code) from error
         # Hydra would add its own line to an error it passes on.
-        raise SystemExit(report(error, SHOWS_TRACEBACK, cfg.allow_targets)) from error
+        raise SystemExit(report(error, SHOWS_TRACEBACK)) from error

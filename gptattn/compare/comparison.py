@@ -44,22 +44,9 @@ from gptattn.compare.statistics import (
     pair_by_seed,
 )
 from gptattn.errors import ConfigError
+from gptattn.runs.metrics import BITS, OF_DATA, REPORTED
 from gptattn.settings.values import suggest
 
-# The metrics of a row, in the report's order.
-METRICS = (
-    "val/loss",
-    "val/accuracy",
-    "val/bits_per_byte",
-    "perf/tokens_per_s",
-    "perf/step_ms",
-    "cost/params",
-    "cost/params_attention",
-    "cost/flops_per_token",
-    "cost/kv_bytes_per_token",
-    "perf/peak_memory_training_mb",
-)
-OF_DATA = ("val/accuracy", "val/bits_per_byte")  # of a task, and of a text
 COSTS = {
     "params": "cost/params",
     "cache": "cost/kv_bytes_per_token",
@@ -73,7 +60,6 @@ OWN = {
     "optim": (MATRICES,),
     "tokenizer": ("tokenizer.",),
 }
-BITS = "val/bits_per_byte"
 
 
 @dataclass(frozen=True)
@@ -175,7 +161,7 @@ class Comparison:
         """
         rows = [(section, row) for section in self.sections for row in section.rows]
         known = set[str]().union(*(row.metrics for _, row in rows))
-        metrics = [metric for metric in METRICS if metric in known or metric not in OF_DATA]
+        metrics = [metric for metric in REPORTED if metric in known or metric not in OF_DATA]
         columns = [
             *("section", "variant", "n"),
             *(f"{metric}{end}" for metric in metrics for end in ("", " low", " high")),
@@ -325,9 +311,9 @@ def _reverse(d: Difference) -> Difference:
 
 
 def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
-    """Return the mean and interval of each of METRICS that one of the runs has."""
+    """Return the mean and interval of each of REPORTED that one of the runs has."""
     found = {}
-    for metric in METRICS:
+    for metric in REPORTED:
         (values,) = pair_by_seed([members], metric).values
         if len(values):
             # Over all seeds, with `sweep.until` too: only differences decided how many there are.

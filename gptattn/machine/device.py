@@ -90,13 +90,6 @@ def peak_memory_mb(device: torch.device) -> float:
     return used / 1e6 if sys.platform == "darwin" else used * 1024 / 1e6
 
 
-def total_memory_bytes(device: torch.device) -> int:
-    """Return all the memory that the device has, used or not."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def device_name(device: torch.device) -> str:
     """Return the name of the GPU or the processor."""
     if device.type == "cuda":

@@ -9,15 +9,13 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gptattn.errors import (
     ConfigError,
     DiskError,
-    ForeignError,
     OutOfMemory,
     UserError,
-    find_foreign,
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
@@ -77,53 +75,54 @@ def silence_stdout() -> int:
     return 128 + signal.SIGPIPE
 
 
-def run_command(run: Callable[[], int | None], debug: bool = False) -> int:
-    """Run a command; return its own exit code, or that of the error that it raises."""
+def run_command(
+    run: Callable[[], object],
+    debug: bool = False,
+    explain: Callable[[Exception], Exception] = lambda error: error,
+) -> int:
+    """Run a command; return its exit code, or that of the error that it raises.
+
+    `explain` turns a library's error into a UserError.
+    """
+    code = 0
     try:
         try:
-            code = run()
+            run()
         except SystemExit as end:
             code = int(end.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:
         return silence_stdout()
     except Exception as error:
-        return report(error, debug)
+        known = explain(error)
+        if known is not error:
+            known.__cause__ = error
+        return report(known, debug)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    return code or 0
+    return code
 
 
-def report(error: Exception, debug: bool = False, packages: Sequence[str] = ()) -> int:
-    """Print one error line to stderr, with a traceback for a bug of ours; return the exit code.
-
-    `packages`: the user's own, from the settings; without any, those in the arguments.
-    """
-    given = [a.partition("=")[2] for a in sys.argv if re.match(r"\+*allow_targets=", a)]
-    packages = packages or re.findall(r"[\w.]+", " ".join(given))
-    known = as_user_error(error, packages)
+def report(error: Exception, debug: bool = False) -> int:
+    """Print one line for a user's mistake, and a traceback for a bug; return the exit code."""
+    known = as_user_error(error)
     if debug or known is None:
         traceback.print_exception(error)
     message = str(known)
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
-        unless = f"unless it comes from {', '.join(packages)}, " if packages else ""
         message = (
-            f"internal: {type(error).__name__}{': ' * bool(what)}{what}; {unless}please report it"
+            f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it, unless "
+            "the traceback ends in code of your own"
         )
-    if isinstance(known, ForeignError) and not debug:
-        message += "; HYDRA_FULL_ERROR=1 shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     print(f"error: {line}", file=sys.stderr)
     return 1 if known is None else known.exit_code
 
 
-def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
-    """Return the UserError for an error of the machine, the disk or one of these `packages`.
-
-    Return None for any other error: a bug of ours.
-    """
+def as_user_error(error: BaseException) -> UserError | None:
+    """Return the UserError for an error of the machine or the disk; None for a bug."""
     if isinstance(error, UserError):
         return error
     repeats = re.match(r"(\S+) does not have a deterministic implementation", str(error))
@@ -137,8 +136,6 @@ def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserErr
         return OutOfMemory(
             "memory", "too little for this run; raise accumulate, or take a smaller model"
         )
-    if (theirs := find_foreign(error, packages)) is not None:
-        return theirs
     if isinstance(error, OSError) and error.errno in REFUSALS | PATHS:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"

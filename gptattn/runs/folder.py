@@ -20,7 +20,8 @@ from gptattn.data import tokenizer
 from gptattn.machine import disk
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.evaluation import Evaluation
-from gptattn.settings.config import TrainConfig, variant_name
+from gptattn.runs.metrics import LOSS
+from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import NAMED, Provenance, meaning
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
@@ -131,7 +132,7 @@ class RunFolder:
     def final_loss(self) -> float | None:
         """Return the validation loss in the summary; None if there is no finite one."""
         try:
-            loss = float(self.read_summary()["metrics"]["val/loss"])
+            loss = float(self.read_summary()["metrics"][LOSS])
         except (OSError, ValueError, LookupError, TypeError, OverflowError):
             return None
         return loss if math.isfinite(loss) else None
@@ -189,7 +190,7 @@ class RunFolder:
         there = [f for f in self.checkpoints.glob("step=*.safetensors") if step_of(f) >= 0]
         return sorted(there, key=step_of, reverse=True)
 
-    def lock(self, field: str = "hydra.run.dir") -> AbstractContextManager[None]:
+    def lock(self, field: str = "run_dir") -> AbstractContextManager[None]:
         """Hold the run's lock. Raises RunFolderError, naming `field`, if another process does."""
         busy = f"another process is writing to {self.path}; wait for it, or stop it"
         return hold_lock(self.path / LOCK, field, busy)
@@ -201,9 +202,7 @@ def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     The `overrides` that change the result are part of the name. Nothing in it needs quotes, for a
     shell or for Hydra.
     """
-    names = [cfg.choices["attn"]] if cfg.pattern is None else cfg.pattern
-    names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
-    variant = _make_safe(variant_name(names, cfg.part))[:MAX_VARIANT]
+    variant = _make_safe(cfg.variant)[:MAX_VARIANT]
     given = [override.lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(re.split("[=@]", o)[0]) in NAMED]
     settings = "".join(f"+{_make_safe(override)}" for override in named)[:MAX_SETTINGS]

@@ -11,7 +11,6 @@ from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import newest_checkpoint, use_kept_tokenizer
-from gptattn.settings.budget import Budget
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
 
@@ -89,8 +88,6 @@ def check_same(start: Start, now: dict[str, Any]) -> None:
     `now` is from `collect_facts`. Another torch or number of processes only gives a warning.
     """
     was = start.facts
-    if start.source is None:
-        return
     for name, setting, what in (
         ("text_sha256", "data", "the text"),
         ("tokenizer", "tokenizer", "the tokenizer"),
@@ -109,13 +106,3 @@ def check_same(start: Start, now: dict[str, Any]) -> None:
                 "masks of dropout, may differ",
                 file=sys.stderr,
             )
-
-
-def check_budget(start: Start, budget: Budget) -> bool:
-    """Return whether the budget is used up. Raises ConfigError if more steps than it are taken."""
-    if budget.steps is not None and budget.steps < start.step:
-        raise ConfigError(
-            "budget",
-            f"is {budget.steps} steps, but {start.step} are already taken; give more",
-        )
-    return budget.progress(start.step, start.seconds) >= 1.0

@@ -8,6 +8,7 @@ import msgspec
 
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
 
 
 class Row(msgspec.Struct, gc=False):
@@ -15,9 +16,9 @@ class Row(msgspec.Struct, gc=False):
 
     step: float | None = None
     time: float | None = None  # seconds since 1970
-    train: float | None = msgspec.field(name="train/loss", default=None)
-    val: float | None = msgspec.field(name="val/loss", default=None)
-    bits: float | None = msgspec.field(name="val/bits_per_byte", default=None)
+    train: float | None = msgspec.field(name=TRAIN_LOSS, default=None)
+    val: float | None = msgspec.field(name=LOSS, default=None)
+    bits: float | None = msgspec.field(name=BITS, default=None)
     tokens: float | None = msgspec.field(name="progress/tokens", default=None)
     seconds: float | None = msgspec.field(name="progress/seconds", default=None)
     flops: float | None = msgspec.field(name="progress/flops", default=None)

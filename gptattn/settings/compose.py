@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
@@ -51,14 +51,7 @@ for _name in OPEN:
     OmegaConf.set_struct(SCHEMA[_name], False)
 
 
-class _Shared(ConfigNode):
-    """A node that a copy of the store shares: Hydra copies its store for each group in --help."""
-
-    def __deepcopy__(self, memo: object) -> "_Shared":
-        return self  # ConfigStore.load copies what it hands out
-
-
-ConfigStore.instance().repo["schema.yaml"] = _Shared("schema.yaml", SCHEMA, None, None, None)
+ConfigStore.instance().store("schema", SCHEMA)
 
 
 def settings(overrides: Sequence[str] = ()) -> TrainConfig:

@@ -6,7 +6,7 @@ arguments; `construct.py` checks those against the target's signature.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what giv
 
 # OmegaConf knows no Literal: a field is a str, and these are its choices.
 MLP = Literal["gelu", "relu2", "swiglu", "none"]
-Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 Accelerator = Literal["auto", "cpu", "gpu"]
 
@@ -122,6 +122,10 @@ class BudgetConfig:
     default_steps: int = field(metadata=POSITIVE)
 
 
+# The units of a budget, of which one is set at most.
+UNITS = [one.name for one in fields(BudgetConfig) if one.name != "default_steps"]
+
+
 @dataclass
 class ValidationConfig:
     """`fraction`: the share of the text that is held out. `count`: validations in a run."""
@@ -136,7 +140,7 @@ class SampleConfig:
 
     prompt: str | None
     tokens: int = field(metadata=within(least=0))
-    temperature: float = field(metadata=within(least=1e-3, hint=", or sample.top_k=1"))
+    temperature: float = field(metadata=within(least=1e-3))
     top_k: int | None = field(metadata=POSITIVE)
 
 
@@ -175,7 +179,6 @@ class SweepConfig:
     jobs: int | str | None = field(metadata=POSITIVE | AUTO)
     fresh: bool
     keep_stale: bool
-    minutes: float | None = field(default=None, metadata=POSITIVE)
     until: float | None = field(default=None, metadata=within(least=1e-6, most=100))
     max_seeds: int = field(default=50, metadata=POSITIVE)
     beside_others: bool = False
@@ -242,7 +245,8 @@ class TrainConfig(Settings):
 
     `choices`: the choice in each config group. `pattern_attn`: the settings of each name in the
     `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
-    match has changed, as in summary.json.
+    match has changed (`field`, `before`, `after`), and the costs (`target`, that of `to`, and
+    `reached`), in the units of `Cost`.
     """
 
     choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
@@ -289,8 +293,7 @@ def check(cfg: TrainConfig) -> None:
             f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
             f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
         )
-    budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
-    given = [f"budget.{k}" for k, v in budgets.items() if v is not None]
+    given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
     fall, warmup = cfg.optim.decay_fraction, cfg.optim.warmup_fraction

@@ -43,17 +43,6 @@ def meaning(key: str) -> str:
     return RESULT
 
 
-def list_resumable(kind: Any = TrainConfig, path: str = "") -> list[str]:
-    """List the settings that may change when a run is resumed."""
-    found = [] if path else [*PATHS]
-    for one in fields(kind):
-        if one.metadata.get(MEANING) in RESUMES:
-            found.append(f"{path}{one.name}")
-        elif is_dataclass(one.type):
-            found += list_resumable(one.type, f"{path}{one.name}.")
-    return found
-
-
 def flat(node: Any, name: str = "") -> dict[str, str]:
     """Return nested settings as a flat dict of strings: `{"a.b": "1", "c[0]": "x"}`."""
     if isinstance(node, dict) and node:

@@ -5,14 +5,14 @@ Costs come from `measure_cost` on the meta device, never from a second formula.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model, choose_mlp_width
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import Spec, TrainConfig
 
 TOLERANCE = 1e-3  # relative
 FIGURES: dict[str, Callable[[Cost], float]] = {
@@ -24,38 +24,14 @@ FIGURES: dict[str, Callable[[Cost], float]] = {
 Change = tuple[TrainConfig, str, float | None, float | None]
 
 
-@dataclass(frozen=True)
-class Match:
-    """The change of `field` that makes `what` (params, flops, kv_cache) equal to variant `to`'s.
-
-    `target` and `reached` are the costs of `to` and of the changed variant, in the units of `Cost`.
-    """
-
-    what: str
-    to: str
-    field: str
-    before: float | None
-    after: float | None
-    target: float
-    reached: float
-
-    def __str__(self) -> str:
-        change = f"{self.field} {self.before} -> {self.after}"
-        if self.before == self.after:
-            change = f"{self.field} stays {self.after}" if self.after else "nothing changes"
-        apart = abs(self.reached - self.target) / self.target
-        figures = f"{self.reached:,.0f} against {self.target:,.0f} of {self.to}"
-        return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
-
-
-def apply_match(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
-    """Return the settings with `cfg.match` applied, which is not `none`, and the match.
+def apply_match(cfg: TrainConfig, vocab_size: int) -> TrainConfig:
+    """Return the settings with `cfg.match` applied, which is not `none`, and with `match_made`.
 
     Settings that are matched already, those in a run's record, stay as they are. Raises
     ConfigError if the variant cannot be matched.
     """
     if cfg.match_made is not None:
-        return cfg, Match(**cfg.match_made)
+        return cfg
     assert cfg.match_attn is not None
     plain = {"pattern": None, "part": {}, "match": "none"}
     choices = cfg.choices | {"attn": cfg.match_to}
@@ -63,9 +39,27 @@ def apply_match(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
     target = _measure_figure(cfg, reference, vocab_size)
     find = _match_cache if cfg.match == "kv_cache" else _match_width
     new, field, before, after = find(cfg, vocab_size, target)
-    reached = _measure_figure(cfg, new, vocab_size)
-    match = Match(cfg.match, cfg.match_to, field, before, after, target, reached)
-    return replace(new, match_made=asdict(match)), match
+    made = {
+        "what": cfg.match,
+        "to": cfg.match_to,
+        "field": field,
+        "before": before,
+        "after": after,
+        "target": target,
+        "reached": _measure_figure(cfg, new, vocab_size),
+    }
+    return replace(new, match_made=made)
+
+
+def describe_match(made: Spec) -> str:
+    """Return a line for a run's `match_made`: what was changed, and how near the costs are now."""
+    field, before, after = made["field"], made["before"], made["after"]
+    change = f"{field} {before} -> {after}"
+    if before == after:
+        change = f"{field} stays {after}" if after else "nothing changes"
+    apart = abs(made["reached"] - made["target"]) / made["target"]
+    figures = f"{made['reached']:,.0f} against {made['target']:,.0f} of {made['to']}"
+    return f"match={made['what']}: {change}; {figures} ({apart:.2%} apart)"
 
 
 def _measure_figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:

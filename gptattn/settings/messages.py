@@ -37,8 +37,8 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
-        if group == "hydra/launcher" and choice in ("joblib", "ray"):
-            return ConfigError("launcher", f"needs its plugin: pip install hydra-{choice}-launcher")
+        if (group, choice) == ("hydra/launcher", "ray"):
+            return ConfigError("launcher", "needs its plugin: pip install hydra-ray-launcher")
         if not group:
             return ConfigError("--config-name", f"{choice!r} does not exist; train is the default")
         # Hydra gives no options for a name in a list, but it names the folders where it looked.

@@ -1,81 +1,41 @@
 """The settings of a resumed run: those recorded, with the few changes that are allowed."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import RESUMES, flat, list_resumable, meaning
-from gptattn.settings.values import build_dataclass, suggest
+from gptattn.settings.config import UNITS, TrainConfig
+from gptattn.settings.identity import RESUMES, meaning
+from gptattn.settings.values import build_dataclass
 
-BUDGETS = ("steps", "tokens", "seconds", "flops")
 # Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
 
 
 def resume_settings(
-    recorded: TrainConfig,
-    overrides: Sequence[str],
-    cfg: DictConfig,
-    choices: Any,
+    recorded: TrainConfig, overrides: Sequence[str], cfg: DictConfig
 ) -> TrainConfig:
     """Return the recorded settings with the overrides of the command line applied.
 
-    `cfg` is the config that Hydra composed with them, which has their values, and `choices` what it
-    chose in each group. Raises ConfigError, naming the field, for a change that a resumed run does
-    not allow.
+    `cfg` is the config that Hydra composed with them, which has their values. Raises ConfigError,
+    naming the field, for a change that a resumed run does not allow.
     """
     node = OmegaConf.create(asdict(recorded))
-    units = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key, given = override.key_or_group, override.value()
-        group = re.split("[./]", key)[0]
-        # optim={lr:1} sets values, and chooses no file of the group.
-        sets = [f"{key}.{name}" for name in given] if isinstance(given, dict) else None
-        chosen = key if sets is None else None
+        key = override.key_or_group
         if key in COMMAND:
             continue
-        if override.is_add() or override.is_delete() or override.package:
+        if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
-        if group in ("hydra", "experiment", "launcher"):
-            raise ConfigError(key, "cannot change when a run resumes; leave it out")
-        if chosen in recorded.choices:
-            _check_equal(key, str(choices[key]), recorded.choices[key])
-        elif chosen == "part":
-            _check_equal(key, list(cfg.part), list(recorded.part))
-        elif chosen == "trainer":
-            _check_equal(key, cfg.trainer.accelerator, recorded.trainer.accelerator)
-            node.trainer.update({name: cfg.trainer[name] for name in ("devices", "num_nodes")})
-        elif chosen == "logger":
-            node.logger = {name: recorded.logger.get(name, cfg.logger[name]) for name in cfg.logger}
-        else:
-            for name in sets or [key]:
-                above, _, last = name.rpartition(".")
-                parent = OmegaConf.select(node, above) if above else node
-                if not isinstance(parent, DictConfig) or (last not in parent and group != "logger"):
-                    there = flat(asdict(recorded))
-                    near = suggest(name, [one for one in there if one.startswith(f"{group}.")])
-                    raise ConfigError(name, f"is not a setting of this run; {near}")
-                value = OmegaConf.select(cfg, name)
-                if meaning(name) not in RESUMES:
-                    _check_equal(name, value, parent[last])
-                parent[last] = value
-                if group == "budget" and last in BUDGETS and value is not None:
-                    units.append(last)
-    if len(units) == 1:  # a new budget in one unit replaces the old one in another
-        node.budget.update({unit: None for unit in BUDGETS if unit != units[0]})
+        if meaning(key) not in RESUMES:
+            raise ConfigError(
+                key, "is fixed once a run has begun; leave it out, or start a new run"
+            )
+        OmegaConf.update(node, key, OmegaConf.select(cfg, key), merge=False)
+    given = {unit: cfg.budget[unit] for unit in UNITS}
+    if any(value is not None for value in given.values()):
+        node.budget.update(given)  # in one unit, it replaces the recorded one in another
     return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)
-
-
-def _check_equal(key: str, value: Any, recorded: Any) -> None:
-    if value != recorded:
-        raise ConfigError(
-            key,
-            f"is {recorded} in this run and cannot change to {value}; leave it out, or start a new "
-            f"run ({', '.join(list_resumable())} may change)",
-        )

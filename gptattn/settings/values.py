@@ -22,7 +22,6 @@ T = TypeVar("T")
 RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
 AUTO = {CHOICES: ("auto",)}
 REMOVED = "cannot be removed; give it a value instead"
-LARGEST_INT = 2**53  # a float represents every integer up to here
 TYPE_NAMES: dict[Any, str] = {
     type(None): "null",
     float: "a number",
@@ -35,15 +34,13 @@ TYPE_NAMES: dict[Any, str] = {
 class Range:
     """The numbers that a setting accepts; never infinity or NaN.
 
-    `above` and `below` are exclusive bounds, `least` and `most` inclusive. `hint` ends the error
-    message: what else would be right.
+    `above` and `below` are exclusive bounds, `least` and `most` inclusive.
     """
 
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
     most: float = math.inf
-    hint: str = ""
 
 
 def within(**limits: Any) -> dict[str, Any]:
@@ -69,11 +66,9 @@ def check_values(settings: Any, path: str = "") -> None:
                 raise ConfigError(name, f"{value!r} is not a number; give one, or {words}")
             raise ConfigError(name, f"{value!r} is unknown; {suggest(value, choices)}")
         elif isinstance(value, int | float) and limits is not None:
-            whole = isinstance(value, int) and limits.most == math.inf
-            most = LARGEST_INT if whole else limits.most
-            if math.isfinite(value) and value > most:
-                raise ConfigError(name, f"{value} is too large; at most {most}")
-            if limits.above < value < limits.below and limits.least <= value <= most:
+            if math.isfinite(value) and value > limits.most:
+                raise ConfigError(name, f"{value} is too large; at most {limits.most}")
+            if limits.above < value < limits.below and limits.least <= value <= limits.most:
                 continue
             positive = limits.above == 0 and limits.below == math.inf
             wrong = "is not a positive number" if positive else "is out of range"
@@ -81,7 +76,7 @@ def check_values(settings: Any, path: str = "") -> None:
             if limits.least == -math.inf:
                 start = f"one above {limits.above:g}"
             end = "" if limits.below == math.inf else f", below {limits.below:g}"
-            raise ConfigError(name, f"{value} {wrong}; give {start}{end}{limits.hint}")
+            raise ConfigError(name, f"{value} {wrong}; give {start}{end}")
 
 
 def build_dataclass(kind: type[T], node: Any) -> T:
@@ -103,9 +98,13 @@ def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     field = str(error.full_key or error.key or "config")
     message = (error.msg or str(error)).splitlines()[0]
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        near = []
         if is_dataclass(error.object_type):
-            return explain_unknown_setting(field, error.object_type)
-        message = "is not a setting here; --help lists them all"
+            above = field.rpartition(".")[0] + "." * ("." in field)
+            names = [f"{above}{one.name}" for one in fields(error.object_type)]
+            near = difflib.get_close_matches(field, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        message = f"is not a setting; {hint}--help lists them all"
     elif isinstance(error, MissingMandatoryValue):
         message = "is missing; give a value"
     elif "is not Optional" in message:
@@ -115,16 +114,6 @@ def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     elif "does not support deletion" in message:
         message = REMOVED
     return ConfigError(field, message)
-
-
-def explain_unknown_setting(field: str, kind: Any) -> ConfigError:
-    """Return the error for a setting that the dataclass `kind` lacks."""
-    group, dot, _ = field.rpartition(".")
-    near = difflib.get_close_matches(
-        field, [f"{group}{dot}{one.name}" for one in fields(kind)], n=1
-    )
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(field, f"is not a setting; {hint}--help lists them all")
 
 
 def check_type(field: str, value: Any, hint: Any) -> None:

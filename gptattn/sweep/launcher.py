@@ -34,13 +34,6 @@ LOOK_SECONDS = 0.5
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
-class TimeOver(BaseException):
-    """Raised when the minutes of a sweep are over.
-
-    It is not an Exception, so that code which catches those lets it through.
-    """
-
-
 @dataclass
 class _Job:
     folder: Path
@@ -54,15 +47,12 @@ def launch_processes(
     config: DictConfig,
     jobs: Sequence[Sequence[str]],
     first: int,
-    runs: int,
     slots: int,
-    deadline: float | None,
 ) -> list[JobReturn]:
     """Run all jobs, `slots` at a time; their runs' folders say how they ended.
 
-    They are numbered from `first`, out of `runs`. Raises TimeOver when `time.monotonic()` passes
-    the deadline. On any exception, such as an interrupt, the processes get SIGTERM, after
-    GRACE_SECONDS SIGKILL, and the exception is raised again.
+    On any exception, such as an interrupt, the processes get SIGTERM, after GRACE_SECONDS SIGKILL,
+    and the exception is raised again.
     """
     if slots > 1:  # a waiting thread must not take another run's processor
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -70,12 +60,10 @@ def launch_processes(
     processes.set_forkserver_preload(LIBRARIES)
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
-    ended, took = first, list[float]()
+    runs, ended, took = len(jobs), 0, list[float]()
     console = make_console()
     try:
         while waiting or active:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeOver
             while waiting and len(active) < slots:
                 number, overrides = waiting.pop(0)
                 active.append(_start(processes, context, config, number, overrides))
@@ -147,7 +135,7 @@ def _run_in_process(
         _ = done.return_value  # raises the job's error
     except Exception as error:
         code = report(error, True)
-        known = as_user_error(error, list(config.allow_targets))
+        known = as_user_error(error)
         run.write_failure(code, str(known or f"{type(error).__name__}: {error}"))
         sys.exit(code)
 

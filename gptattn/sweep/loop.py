@@ -4,7 +4,6 @@
 """
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -25,8 +24,7 @@ from gptattn.settings.compose import quote
 from gptattn.settings.values import check_values
 from gptattn.sweep.design import describe_design
 from gptattn.sweep.jobs import Job, list_jobs, set_seeds
-from gptattn.sweep.launcher import TimeOver
-from gptattn.sweep.plan import DIVERGED, Plan, check_plans, find_runs, plan_jobs
+from gptattn.sweep.plan import DIVERGED, Plan, find_runs, plan_jobs
 from gptattn.sweep.progress import print_end, print_plan
 from gptattn.sweep.stages import Results, Stage, Stages, share_machine
 from gptattn.sweep.tuning import FIELD, Tune, read_tune, set_rates, tune_stage
@@ -38,29 +36,25 @@ def run_sweep(
 ) -> None:
     """Run a sweep from its command line to its end table.
 
-    `sweeper` has `variants`, `tune` and `max_batch_size`. Raises a UserError before anything is
-    written if a run cannot work, and SweepError if runs failed.
+    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if a run
+    cannot work, and SweepError if runs failed.
     """
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
         home = Path(config.hydra.sweep.dir)
     ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
-    if config.sweep.minutes is not None and not ours:
-        raise ConfigError("sweep.minutes", "needs launcher=processes; leave one of them out")
     ladder: Any = OmegaConf.to_object(config.ladder)
     check_values(ladder, "ladder.")
     tune = None if sweeper.tune is None else read_tune(sweeper.tune)
     jobs = list_jobs(loader, arguments, sweeper.variants, ladder)
     make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
 
-    def plan(jobs: Sequence[Job], home: Path = home) -> list[Plan]:
-        return check_plans(plan_jobs(loader, config, jobs, home))
-
+    plan = partial(plan_jobs, loader, config)
     stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
     first = next(stages)  # by now, all runs that may follow are checked
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
-    launch = partial(_launch, *share, launcher, sweeper.max_batch_size)
+    launch = partial(_launch, *share, launcher)
     with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
         _run_stages(first, stages, home, config, launch)
 
@@ -68,14 +62,14 @@ def run_sweep(
 def plan_stages(
     home: Path,
     jobs: Sequence[Job],
-    plan: Callable[..., list[Plan]],
+    plan: Callable[[Sequence[Job], Path], list[Plan]],
     tune: Tune | None,
     half_width: float | None,
 ) -> Stages:
     """Yield the stages of a sweep: each is asked for when the results of the last are known."""
     rated = partial(set_rates, tune) if tune is not None else list[Job]
-    plans = plan(rated(jobs))
-    until = None if half_width is None else Until(home, plans, tune is not None)
+    plans = plan(rated(jobs), home)
+    until = None if half_width is None else Until(home, plans)
     title, code = "", 0
     if tune is not None:
         trials = plan(rated(set_seeds(jobs, [tune.seed])), home / TUNING)
@@ -87,7 +81,7 @@ def plan_stages(
         title = "stage 2 of 2  each variant at its best learning rate"
     results = (yield Stage(plans, title)) if plans else {}
     if until is not None and (later := until.decide(plans, results, tune and tune.seed)):
-        more = plan(rated(set_seeds(jobs, max(later.values(), key=len))))
+        more = plan(rated(set_seeds(jobs, max(later.values(), key=len))), home)
         yield Stage(
             [one for one in more if one.cfg.seed in later.get(variant_key(asdict(one.cfg)), ())]
         )
@@ -99,12 +93,10 @@ def _run_stages(
     stages: Stages,
     home: Path,
     config: DictConfig,
-    launch: Callable[[Sequence[Plan], float | None], str],
+    launch: Callable[[Sequence[Plan]], str],
 ) -> None:
     """Launch each stage's runs that are not done, and send the results back for the next."""
     console = make_console()
-    minutes = config.sweep.minutes
-    deadline = None if minutes is None else time.monotonic() + 60 * float(minutes)
     planned: set[Path] = set()  # where the runs of all stages so far are, or will be
     done: list[Path] = []  # of stages that count
     failed: dict[Path, str] = {}
@@ -128,12 +120,12 @@ def _run_stages(
             why = ""
             if todo:
                 if stage.counts and config.sweep.until is None:
-                    for line in describe_design(stage.plans, home):
+                    for line in describe_design(stage.plans):
                         console.print(line, markup=False, soft_wrap=True)
                 new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
                 check_room(home, sum(plan.bytes_on_disk for plan in new))
                 write_planned(home, sorted(str(folder.relative_to(home)) for folder in planned))
-                why = launch([*todo.values()], deadline)
+                why = launch([*todo.values()])
             else:
                 console.print("nothing to do; sweep.fresh=true runs them again")
             for folder, plan in todo.items():
@@ -153,12 +145,9 @@ def _run_stages(
             except StopIteration as end:
                 codes += [end.value] if end.value else []
                 stage = None
-    except TimeOver:
-        over = f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over"
-        print(f"{over}: {_count_done(planned)}; the same command goes on", file=sys.stderr)
-        return
     except (KeyboardInterrupt, SystemExit, BrokenPipeError):
-        print(f"stopped: {_count_done(planned)}; the same command runs the others", file=sys.stderr)
+        count = f"{sum(RunFolder(run).done for run in planned)} of {len(planned)} runs are done"
+        print(f"stopped: {count}; the same command runs the others", file=sys.stderr)
         raise
     print_end(console, done, failed)
     if failed:
@@ -168,17 +157,11 @@ def _run_stages(
         raise SweepError("a variant diverged at every learning rate; give lower rates", codes[0])
 
 
-def _count_done(planned: set[Path]) -> str:
-    return f"{sum(RunFolder(folder).done for folder in planned)} of {len(planned)} runs are done"
-
-
 def _launch(
     slots: int | None,
     threads: int | None,
     launcher: Any,
-    max_batch_size: int | None,
     plans: Sequence[Plan],
-    deadline: float | None,
 ) -> str:
     """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them.
 
@@ -189,7 +172,7 @@ def _launch(
     how = ""
     if slots is not None:
         slots = min(slots, len(plans))
-        launcher.slots, launcher.runs, launcher.deadline = slots, len(plans), deadline
+        launcher.slots = slots
         how = f", {slots} at a time" if slots > 1 else ", one after the other" * (len(plans) > 1)
     make_console().print(f"{len(plans)} to run{how}")
     commands = []
@@ -203,11 +186,8 @@ def _launch(
             own += [f"trainer.threads={threads}"] if threads is not None else []
         own += ["sweep.beside_others=true"] if slots is not None and slots > 1 else []
         commands.append(own)
-    size = max_batch_size or len(commands)
-    why = "left no summary.json"
-    for start in range(0, len(commands), size):
-        try:
-            launcher.launch(commands[start : start + size], initial_job_idx=start)
-        except Exception as error:  # of the launcher itself; some runs may be done all the same
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
-    return why
+    try:
+        launcher.launch(commands, initial_job_idx=0)
+    except Exception as error:  # of the launcher itself; some runs may be done all the same
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "left no summary.json"

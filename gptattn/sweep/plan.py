@@ -25,14 +25,13 @@ NOT_CHECKED = ("seed", "optim", "budget")
 
 @dataclass(frozen=True)
 class Plan:
-    """One planned run: its overrides, the settings they give, and its folder."""
+    """One planned run that has passed its checks, and its folder."""
 
     overrides: list[str]
-    cfg: TrainConfig
+    cfg: TrainConfig  # with the match applied
     folder: Path
-    variant: str = ""  # the entry of hydra.sweeper.variants that it comes from, if any
-    bytes_on_disk: int = 0  # expected size of the folder; 0: not known yet
-    provenance: Provenance | None = None  # of a run that started now; None: not known yet
+    bytes_on_disk: int  # expected size of the folder
+    provenance: Provenance  # of a run that started now
 
 
 @contextmanager
@@ -53,55 +52,45 @@ def plan_jobs(
     has run every variant.
 
     `config` is the sweep's. Jobs that differ in the seed alone share one composition, which takes
-    Hydra a tenth of a second. Raises a UserError for overrides that do not compose.
-    """
-    shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
-    composed: dict[tuple[str, ...], tuple[DictConfig, TrainConfig]] = {}
-    plans: list[Plan] = []
-    before = HydraConfig.instance().cfg
-    for overrides, variant in jobs:
-        seeds = [o for o in overrides if o.startswith("seed=")]
-        seedless = tuple(o for o in overrides if o not in seeds)
-        with name_variant(variant):
-            if seedless not in composed:
-                cfg = loader.load_sweep_config(config, overrides)
-                HydraConfig.instance().set_config(cfg)
-                composed[seedless] = cfg, from_hydra(cfg, cfg.hydra)
-            cfg, settings = composed[seedless]
-            if seeds:
-                cfg.seed = seeds[-1].removeprefix("seed=")
-                depends = "${seed}" in str(cfg)  # another setting, in a file of the user's own
-                settings = from_hydra(cfg, cfg.hydra) if depends else settings
-                settings = replace(settings, seed=cfg.seed)
-        name = name_run(settings, [o for o in overrides if o not in shared])
-        plans.append(Plan(overrides, settings, home / name, variant))
-    HydraConfig.instance().cfg = before
-    plans.sort(key=lambda plan: plan.cfg.seed)
-    if len({job.variant for job in jobs}) > 1:
-        # A variant in one block may be the default in another, as position=rope in Llama's. The
-        # first of equal plans stays.
-        first = {settings_key(asdict(plan.cfg)): plan for plan in reversed(plans)}
-        plans = [plan for plan in plans if first[settings_key(asdict(plan.cfg))] is plan]
-    return plans
-
-
-def check_plans(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans with `match` applied, and with their provenance and size on disk.
-
-    Raises a UserError for the first plan that cannot work.
+    Hydra a tenth of a second. Raises a UserError for the first job that cannot work.
     """
     from gptattn.training.preflight import preflight  # torch takes seconds to import
 
+    composed: dict[tuple[str, ...], tuple[DictConfig, TrainConfig]] = {}
+    found: list[tuple[Job, TrainConfig]] = []
+    before = HydraConfig.instance().cfg
+    for job in jobs:
+        seeds = [o for o in job.overrides if o.startswith("seed=")]
+        seedless = tuple(o for o in job.overrides if o not in seeds)
+        with name_variant(job.variant):
+            if seedless not in composed:
+                node = loader.load_sweep_config(config, job.overrides)
+                HydraConfig.instance().set_config(node)
+                composed[seedless] = node, from_hydra(node, node.hydra)
+            node, cfg = composed[seedless]
+            if seeds:
+                node.seed = seeds[-1].removeprefix("seed=")
+                depends = "${seed}" in str(node)  # another setting, in a file of the user's own
+                cfg = from_hydra(node, node.hydra) if depends else cfg
+                cfg = replace(cfg, seed=node.seed)
+        found.append((job, cfg))
+    HydraConfig.instance().cfg = before
+    found.sort(key=lambda one: one[1].seed)
+    if len({job.variant for job in jobs}) > 1:
+        # A variant in one block may be the default in another, as position=rope in Llama's. The
+        # first of equal runs stays.
+        first = {settings_key(asdict(cfg)): job for job, cfg in reversed(found)}
+        found = [(job, cfg) for job, cfg in found if first[settings_key(asdict(cfg))] is job]
+
+    shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     # Keep only this of each check: the data and weights of many runs would fill the memory.
-    known: dict[str, tuple[TrainConfig, int, Provenance | None]] = {}
-    broken: dict[str, Exception] = {}
-    checked = []
-    for plan in plans:
-        cfg = plan.cfg
+    known: dict[str, tuple[TrainConfig, int, Provenance]] = {}
+    plans: list[Plan] = []
+    for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
         key = repr(asdict(cfg) | dict.fromkeys(NOT_CHECKED) | {"matrices": cfg.optim.matrices})
-        with name_variant(plan.variant):
+        with name_variant(job.variant):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
                 raise ConfigError(
@@ -110,20 +99,13 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
                     "start the runs one by one",
                 )
             if key not in known:
-                try:
-                    ready = preflight(cfg)
-                    known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
-                except UserError:
-                    raise
-                except Exception as error:
-                    # The variant's code fails, not a setting: only its own runs shall fail.
-                    broken[key], known[key] = error, (cfg, 0, None)
-        found, size, provenance = known[key]
-        found = replace(found, **{name: getattr(cfg, name) for name in NOT_CHECKED})
-        checked.append(replace(plan, cfg=found, bytes_on_disk=size, provenance=provenance))
-    if broken and broken.keys() == known.keys():
-        raise next(iter(broken.values()))  # nothing can run
-    return checked
+                ready = preflight(cfg)
+                known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
+        checked, size, provenance = known[key]
+        checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
+        name = name_run(cfg, [o for o in job.overrides if o not in shared])
+        plans.append(Plan(job.overrides, checked, home / name, size, provenance))
+    return plans
 
 
 @dataclass(frozen=True)
@@ -152,9 +134,7 @@ def find_runs(plans: Sequence[Plan]) -> Found:
         for run, until in same:
             was = run.read_provenance()
             was = at_step(was, until) if was and until else was
-            why = "its current code is unknown"
-            if plan.provenance is not None:
-                why = ", ".join(differences(was, plan.provenance))
+            why = ", ".join(differences(was, plan.provenance))
             if why and places(flat(run.read_settings())) != places(flat(asdict(plan.cfg))):
                 continue  # the command names other files: neither done nor stale
             failure = (run.read_failure() or {}).get("exit")

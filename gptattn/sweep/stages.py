@@ -7,6 +7,7 @@ from pathlib import Path
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.config import TrainConfig
+from gptattn.sweep.jobs import count_parameters
 from gptattn.sweep.plan import Plan
 
 # Work of a training step (blocks' parameters times tokens) that one core does about as fast as
@@ -48,10 +49,11 @@ def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
             "sweep.jobs", f"{asked} runs at once{needs} are too many here; give at most {most}"
         )
     work = max(
-        12 * c.model.num_layers * c.model.d_model**2
-        * (c.batch_size // c.accumulate) * c.model.context_length
-        for c in cfgs
-    )  # fmt: skip
+        count_parameters(one.model.d_model, one.model.num_layers)
+        * (one.batch_size // one.accumulate)
+        * one.model.context_length
+        for one in cfgs
+    )
     jobs = asked or (most if threads or work <= SMALL_STEP else 1)
     jobs = min(jobs, len(cfgs))
     return jobs, None if threads or jobs == 1 else max(1, cores // jobs)

@@ -18,7 +18,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import Results
-from gptattn.sweep.tuning import make_cell_key
 
 FIELD = "sweep.until"
 MIN_SEEDS = 5  # first seeds; fewer give too poor a deviation to plan by
@@ -27,17 +26,14 @@ MIN_SEEDS = 5  # first seeds; fewer give too poor a deviation to plan by
 class Until:
     """The seeds of the first stage, and from its results those of the second."""
 
-    def __init__(self, home: Path, plans: Sequence[Plan], tuned: bool) -> None:
+    def __init__(self, home: Path, plans: Sequence[Plan]) -> None:
         """Take the plans' seeds as the first stage, or those that the sweep in `home` began with.
 
-        `tuned`: a variant is one at whatever rates it has plans. Raises ConfigError for too few
-        seeds, for nothing to compare, for results of other code, and for a sweep that began with
-        seeds that the plans lack: a second stage must not pass for a first.
+        Raises ConfigError for too few seeds, for results of other code, and for a sweep that began
+        with seeds that the plans lack: a second stage must not pass for a first.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
-        if any(plan.cfg.sweep.until != sweep.until for plan in plans):
-            raise ConfigError(FIELD, "is one number for the whole sweep; give one")
         given = sorted({plan.cfg.seed for plan in plans})
         if len(given) < MIN_SEEDS:
             raise ConfigError(
@@ -45,18 +41,10 @@ class Until:
                 f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to begin with, not {len(given)}; "
                 "give seed=1,2,3,4,5",
             )
-        if len(given) > sweep.max_seeds:
-            raise ConfigError(
-                "sweep.max_seeds",
-                f"{sweep.max_seeds} is less than the {len(given)} seeds given; give that or more",
-            )
         if sweep.keep_stale:
             raise ConfigError(
                 FIELD, "cannot be combined with sweep.keep_stale: more seeds would be of other code"
             )
-        key = make_cell_key if tuned else variant_key
-        if len({key(asdict(plan.cfg)) for plan in plans}) < 2:
-            raise ConfigError(FIELD, f"{sweep.until:g} has one variant; give several to compare")
         before = read_two_stages(home)
         if before is not None and not set(before.first) <= set(given):
             raise ConfigError(

@@ -4,12 +4,10 @@ from typing import Any
 
 import lightning.pytorch as L
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, sink_mass
 from gptattn.data.run_data import RunData
 from gptattn.maps.heatmap import draw_heads
-from gptattn.model.gpt import GPT
 from gptattn.position.base import Documents
 from gptattn.training.record import Board, log_row
 
@@ -34,11 +32,21 @@ class AttentionLog(L.Callback):
         self.map_documents = None if documents is None else documents[:1, :MAP_TOKENS]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        model = pl_module.model
         # With a single token every weight is 1.
-        if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
-            ids, documents = move_data_to_device((self.rows, self.documents), pl_module.device)
-            found = measure_attention(pl_module.model, ids, self.heads, documents)
-            log_row(trainer.loggers, found, trainer.global_step)
+        if self.rows.shape[1] == 1 or not model.layers_with_maps():
+            return
+        ids, documents_BT = move_data_to_device((self.rows, self.documents), pl_module.device)
+        documents = None if documents_BT is None else Documents.numbered(documents_BT)
+        found: dict[str, float] = {}
+        for layer, w_BHTS in model.each_attention(ids, documents_BT):
+            of = w_BHTS, documents
+            for name, value_H in (("entropy", entropy(*of)), ("sink", sink_mass(*of))):
+                place = f"val_attention/{name}/layer_{layer:02d}"
+                found[place] = value_H.mean().item()
+                for head, value in enumerate(value_H.tolist() if self.heads else ()):
+                    found[f"{place}/head_{head:02d}"] = value
+        log_row(trainer.loggers, found, trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if stage == "validate":  # a run of 0 steps has no `on_train_end`
@@ -58,22 +66,3 @@ class AttentionLog(L.Callback):
             tag = f"val_attention/layer_{layer:02d}"
             self.board.experiment.add_image(tag, image, step, dataformats="HWC")
         model.train(was_training)
-
-
-def measure_attention(
-    model: GPT, ids: Tensor, heads: bool, documents_BT: Tensor | None = None
-) -> dict[str, float]:
-    """Return the mean entropy (nats) and sink mass of each layer on ids [B, T].
-
-    With `heads`, also those of each head. `documents_BT` is as in `GPT.hidden`.
-    """
-    found: dict[str, float] = {}
-    documents = None if documents_BT is None else Documents.numbered(documents_BT)
-    for layer, w_BHTS in model.each_attention(ids, documents_BT):
-        of = w_BHTS, documents
-        for name, value_H in (("entropy", entropy(*of)), ("sink", sink_mass(*of))):
-            place = f"val_attention/{name}/layer_{layer:02d}"
-            found[place] = value_H.mean().item()
-            for head, value in enumerate(value_H.tolist() if heads else ()):
-                found[f"{place}/head_{head:02d}"] = value
-    return found

@@ -19,12 +19,12 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize
+from gptattn.runs.metrics import MEMORY, MFU, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.record import Board, MetricsFile, log_row
 
-MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
 PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
 OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
 
@@ -129,7 +129,7 @@ class MetricRows(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
-        if self.last.get("perf/tokens_per_s", 0.0) is None:
+        if self.last.get(SPEED, 0.0) is None:
             # Shared before it was resumed: no speed of its own either.
             self.device_flops_per_second = None
         self.completed = state_dict["completed"]
@@ -158,7 +158,7 @@ class MetricRows(L.Callback):
         # Infinite where float16 overflowed and the loss scaler skipped the step.
         grad_norm = module.grad_norm.item()
         row = {
-            "train/loss": torch.stack(module.train_losses).mean().item(),
+            TRAIN_LOSS: torch.stack(module.train_losses).mean().item(),
             "train/lr": module.lr,
             "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             **self._speed_row(per_step),
@@ -179,13 +179,13 @@ class MetricRows(L.Callback):
         An MFU above 1 becomes None: the machine was busy when its rate was measured.
         """
         if self.device_flops_per_second is None:
-            return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
+            return dict.fromkeys((SPEED, STEP_MS, MFU))
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
         return {
-            "perf/tokens_per_s": tokens_per_s,
-            "perf/step_ms": 1e3 * step_seconds,
-            "perf/mfu": mfu if mfu <= 1 else None,
+            SPEED: tokens_per_s,
+            STEP_MS: 1e3 * step_seconds,
+            MFU: mfu if mfu <= 1 else None,
         }
 
     def _progress_row(self, step: int) -> dict[str, float]:

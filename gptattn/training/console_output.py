@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
+from gptattn.runs.metrics import ACCURACY, BITS, LOSS, SPEED, TRAIN_LOSS
 from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
 LINE_SECONDS = 5.0  # between plain lines
-RESULTS = ("train/loss", "val/", "perf/", "cost/")  # beginnings of the names in the last table
+RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in the last table
 
 
 class ConsoleProgress(L.Callback):
@@ -46,7 +47,7 @@ class ConsoleProgress(L.Callback):
             self._bar.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if "train/loss" not in self.rows.last:
+        if TRAIN_LOSS not in self.rows.last:
             return  # the first step is not complete
         seconds = self.clock.now()
         done = self.budget.progress(trainer.global_step, seconds)
@@ -61,24 +62,23 @@ class ConsoleProgress(L.Callback):
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
         last = self.rows.last
-        shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
-        if "val/loss" in last:
-            shown += f"  val {last['val/loss']:.3f}"
-        if "val/accuracy" in last:
-            shown += f"  accuracy {last['val/accuracy']:.3f}"
-        speed = last["perf/tokens_per_s"]  # None: the run has shared the machine
+        shown = f"step {trainer.global_step}{total}  loss {last[TRAIN_LOSS]:.3f}"
+        if LOSS in last:
+            shown += f"  val {last[LOSS]:.3f}"
+        if ACCURACY in last:
+            shown += f"  accuracy {last[ACCURACY]:.3f}"
+        speed = last[SPEED]  # None: the run has shared the machine
         return shown if speed is None else shown + f"  {speed:,.0f} tokens/s"
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.rows.last
-        train = f"train loss {last['train/loss']:.4f}  " if "train/loss" in last else ""
-        if "val/accuracy" in last:
-            figure = f"accuracy {last['val/accuracy']:.4f}"
+        train = f"train loss {last[TRAIN_LOSS]:.4f}  " if TRAIN_LOSS in last else ""
+        if ACCURACY in last:
+            figure = f"accuracy {last[ACCURACY]:.4f}"
         else:
-            figure = f"{last['val/bits_per_byte']:.3f} bits/byte"
+            figure = f"{last[BITS]:.3f} bits/byte"
         self.console.print(
-            f"[bold]step {trainer.global_step}[/bold]  {train}"
-            f"val loss {last['val/loss']:.4f}  {figure}"
+            f"[bold]step {trainer.global_step}[/bold]  {train}val loss {last[LOSS]:.4f}  {figure}"
         )
         if self.samples.text:
             shown = Text(make_printable(self.samples.text))
@@ -102,7 +102,13 @@ def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        table.add_row(name, _format_number(value))
+        if value is None:
+            shown = "null"
+        elif abs(value) >= 1000 or value == int(value):
+            shown = f"{value:,.0f}"
+        else:
+            shown = f"{value:.4g}"
+        table.add_row(name, shown)
     return table
 
 
@@ -110,9 +116,3 @@ def make_result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return the table of a run's results: losses, speed and memory, then the model's costs."""
     names = [name for kind in RESULTS for name in metrics if name.startswith(kind)]
     return make_table(title, {name: metrics[name] for name in names})
-
-
-def _format_number(value: float | None) -> str:
-    if value is None:
-        return "null"
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"

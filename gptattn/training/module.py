@@ -14,6 +14,7 @@ from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
 from gptattn.optim.matrix_rule import CombinedAdamW, split_by_decay
+from gptattn.runs.metrics import ACCURACY, BITS, LOSS, TRAIN_LOSS
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.build import build_matrix_rule
 from gptattn.settings.config import TrainConfig
@@ -130,7 +131,7 @@ class LanguageModel(L.LightningModule):
     def check_finite(self) -> None:
         """Raise NumericError if the newest step's loss or gradient is not finite."""
         step = self.global_step + (self.device.type == "cpu")
-        values = {"train/loss": self.train_losses[-1]}
+        values = {TRAIN_LOSS: self.train_losses[-1]}
         if not self.scaled_loss:  # whose scaler skips a step with such a gradient
             values["train/grad_norm"] = self.grad_norm
         for name, value in values.items():
@@ -178,16 +179,16 @@ class LanguageModel(L.LightningModule):
         loss = nats / tokens
         if not math.isfinite(loss):
             raise NumericError(
-                "val/loss", f"is {loss} after step {self.global_step}; try a lower optim.lr"
+                LOSS, f"is {loss} after step {self.global_step}; try a lower optim.lr"
             )
         self.val_metrics = {
-            "val/loss": loss,
+            LOSS: loss,
             "val/perplexity": math.exp(min(loss, 700.0)),  # exp(710) overflows a float
         }
         if self.val_bytes is None:
-            self.val_metrics["val/accuracy"] = right / tokens
+            self.val_metrics[ACCURACY] = right / tokens
         else:
-            self.val_metrics["val/bits_per_byte"] = nats / math.log(2) / self.val_bytes
+            self.val_metrics[BITS] = nats / math.log(2) / self.val_bytes
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["since_row"] = {

@@ -14,7 +14,7 @@ import torch
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError
-from gptattn.machine.device import resolve_device, total_memory_bytes
+from gptattn.machine.device import resolve_device
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
@@ -22,11 +22,10 @@ from gptattn.settings.build import build_data, build_matrix_rule, build_model, b
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
-from gptattn.settings.match import Match, apply_match
+from gptattn.settings.match import apply_match
 from gptattn.weights.init_from import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
-WIDE = 384  # model.d_model from which bfloat16 products are faster, where a CPU has them
 DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
     "64-true": torch.float64,
@@ -41,7 +40,6 @@ class Ready:
     """A run that has passed its checks, and what they loaded and computed."""
 
     cfg: TrainConfig  # with the match applied, and `auto` replaced
-    match: Match | None
     device: torch.device
     data: RunData
     cost: Cost
@@ -49,7 +47,6 @@ class Ready:
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     provenance: Provenance
-    note: str = ""  # what `auto` became
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -64,7 +61,34 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     """
     hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
-    cfg, note = _replace_auto(cfg, device)
+
+    # What is `auto` becomes the processes that torchrun or srun has started, else one for each GPU
+    # that is there, or one on a CPU.
+    trainer = cfg.trainer
+    started = int(
+        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
+    )
+    if trainer.devices == "auto":
+        there = torch.cuda.device_count() if device.type == "cuda" else 1
+        trainer = replace(trainer, devices=started or there)
+    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
+        raise ConfigError(
+            "trainer.devices",
+            f"is {trainer.devices}, but {started} processes have been started on this machine; "
+            f"give trainer=ddp, or trainer.devices={started}",
+        )
+    if trainer.num_nodes == "auto":
+        nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
+        trainer = replace(trainer, num_nodes=int(nodes))
+    if device.type == "cuda" and int(trainer.devices) > torch.cuda.device_count():
+        raise ConfigError(
+            "trainer.devices",
+            f"{trainer.devices} processes need as many GPUs, and there are "
+            f"{torch.cuda.device_count()} here",
+        )
+    cfg = replace(cfg, trainer=trainer)
+    check(cfg)
+
     precision = cfg.trainer.precision
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError(
@@ -87,8 +111,12 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     with torch.device("meta"):
         model = build_model(cfg, ids or 1)  # 0: not known before the text is read
     parameters = sum(p.numel() for p in model.parameters())
-    needed, available = 16 * parameters, total_memory_bytes(device)
-    if needed > available:  # weights, gradients and AdamW's averages
+    needed = 16 * parameters  # bytes of weights, gradients and AdamW's averages
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[1]
+    else:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
         raise ConfigError(
             "model",
             f"{parameters:,} parameters need {needed / 1e9:,.0f} GB to train, and there are "
@@ -104,10 +132,9 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    match = None
     if cfg.match != "none":
-        cfg, match = apply_match(cfg, tokenizer.vocab_size)
-    if match is not None or tokenizer.vocab_size != ids:
+        cfg = apply_match(cfg, tokenizer.vocab_size)
+    if cfg.match != "none" or tokenizer.vocab_size != ids:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)
     origin = None
@@ -127,49 +154,4 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, match, device, data, cost, stored, size, origin, provenance, note)
-
-
-def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:
-    """Return the settings with `auto` replaced by what this machine has, and a line that says so.
-
-    Processes: as many as torchrun or srun has started, else the GPUs that are there. Precision:
-    bf16-mixed where the device has instructions for it and the model is wide enough to gain by it.
-    """
-    trainer, note = cfg.trainer, ""
-    started = int(
-        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
-    )
-    if trainer.devices == "auto":
-        there = torch.cuda.device_count() if device.type == "cuda" else 1
-        trainer = replace(trainer, devices=started or there)
-    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
-        raise ConfigError(
-            "trainer.devices",
-            f"is {trainer.devices}, but {started} processes have been started on this machine; "
-            f"give trainer=ddp, or trainer.devices={started}",
-        )
-    if trainer.num_nodes == "auto":
-        nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
-        trainer = replace(trainer, num_nodes=int(nodes))
-    if device.type == "cuda" and int(trainer.devices) > torch.cuda.device_count():
-        raise ConfigError(
-            "trainer.devices",
-            f"{trainer.devices} processes need as many GPUs, and there are "
-            f"{torch.cuda.device_count()} here",
-        )
-    if trainer.precision == "auto":
-        if device.type == "cuda":
-            halves, why = torch.cuda.is_bf16_supported(), "this GPU"
-        else:
-            about = Path("/proc/cpuinfo")  # on Linux; elsewhere unknown, and taken for no
-            flags = about.read_text().split() if about.exists() else []
-            multiplies = not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
-            halves = multiplies and cfg.model.d_model >= WIDE
-            why = f"this CPU and model.d_model={cfg.model.d_model}"
-        chosen = "bf16-mixed" if halves else "32-true"
-        trainer = replace(trainer, precision=chosen)
-        note = f"trainer.precision=auto: {chosen}, for {why}"
-    cfg = replace(cfg, trainer=trainer)
-    check(cfg)
-    return cfg, note
+    return Ready(cfg, device, data, cost, stored, size, origin, provenance)

@@ -13,37 +13,19 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from gptattn.errors import DiskError
 from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.metrics import ACCURACY, BITS, LOSS, REPORTED, SPEED, TRAIN_LOSS
 
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
-BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
-
-# TensorBoard's HParams tab shows these as columns. All runs of texts have the same keys, and all
-# runs of tasks, since the tab never shows a key that the first run lacks.
-HPARAM_METRICS = (
-    "val/loss",
-    "perf/tokens_per_s",
-    "cost/params",
-    "cost/kv_bytes_per_token",
-    BITS,
-    "train/loss",
-    "perf/step_ms",
-    "perf/peak_memory_training_mb",
-    "cost/params_attention",
-    "cost/flops_per_token",
-)
-
 # The charts of the Custom Scalars tab, which merges equal ones of several runs.
-CHARTS = ("val/loss", "train/loss", "perf/tokens_per_s")
+CHARTS = (LOSS, TRAIN_LOSS, SPEED)
 
 
 class MetricsFile(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered.
 
-    `rows` is the number of rows in the file. Raises DiskError if the disk refuses, or the file is
-    gone.
+    `rows` is the number of rows in the file. Raises DiskError if the disk refuses.
     """
 
     def __init__(self, folder: RunFolder, rows: int = 0) -> None:
@@ -67,12 +49,6 @@ class MetricsFile(Logger):
         """Write a row; None becomes null."""
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        if not self.folder.rows_file.exists():  # writes to the deleted file would succeed
-            gone = self.folder.path if not self.folder.path.is_dir() else self.folder.rows_file
-            raise DiskError(
-                str(gone),
-                "was removed or moved during the run; put it back and use resume=...",
-            )
         with explain_disk_errors(self.folder.rows_file, lambda: len(line)):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -107,8 +83,11 @@ class Board(TensorBoardLogger):
         # The tags are regular expressions.
         layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
         self.experiment.add_custom_scalars({"training": layout})
-        tags = [ACCURACY if t == BITS and self._of_task else t for t in HPARAM_METRICS]
-        # Only the tags count: the values are those of the curves.
+        # The columns of the HParams tab, which never shows a key that the first run lacks: all runs
+        # of texts have the same, and all runs of tasks. Only the tags count, the values are those
+        # of the curves.
+        lacking = BITS if self._of_task else ACCURACY
+        tags = [tag for tag in (*REPORTED, TRAIN_LOSS) if tag != lacking]
         experiment, session, end = hparams(dict(hyperparameters), dict.fromkeys(tags, 0.0))
         self.experiment.file_writer.add_summary(experiment)
         self.experiment.file_writer.add_summary(session)

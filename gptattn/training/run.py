@@ -32,7 +32,7 @@ from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
-from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
+from gptattn.runs.resume import Start, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model
@@ -44,6 +44,7 @@ from gptattn.settings.identity import (
     list_changed,
     resume_provenance,
 )
+from gptattn.settings.match import describe_match
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.init_from import begin_from
@@ -103,7 +104,7 @@ def train(
             until_the_end.enter_context(held.lock())
             if held.begun:
                 raise RunFolderError(
-                    "hydra.run.dir",
+                    "run_dir",
                     f"{held.path} already holds a run; resume it with resume=..., or give another "
                     "folder",
                 )
@@ -128,7 +129,7 @@ def train(
                 ) from error
             refused = resume and isinstance(error, ConfigError)  # the run is as it was
             if not refused:
-                known = as_user_error(error, cfg.allow_targets)
+                known = as_user_error(error)
                 why = f"{type(error).__name__}: {error}" if known is None else str(known)
                 held.write_failure(1 if known is None else known.exit_code, why)
             raise
@@ -167,18 +168,22 @@ def _train(
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
         facts = collect_facts(data, device, threads, processes)
-        check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
         per_token = ready.cost.flops_per_token
         budget = resolve_budget(cfg.budget, tokens_per_step, per_token)
-        summary = held.finished()
-        if start.source is not None and check_budget(start, budget) and summary is not None:
-            console.print(
-                f"already finished after {start.step} steps; give a larger budget to continue"
-            )
-            return summary
-        if ready.note:
-            console.print(ready.note, markup=False, soft_wrap=True)
+        if start.source is not None:
+            check_same(start, facts)
+            if budget.steps is not None and budget.steps < start.step:
+                raise ConfigError(
+                    "budget",
+                    f"is {budget.steps} steps, but {start.step} are already taken; give more",
+                )
+            summary = held.finished()
+            if summary is not None and budget.progress(start.step, start.seconds) >= 1.0:
+                console.print(
+                    f"already finished after {start.step} steps; give a larger budget to continue"
+                )
+                return summary
 
         if start.source is not None:
             # Lightning converts the model only after it has loaded the weights.
@@ -200,8 +205,8 @@ def _train(
                 )
         if start.source is not None:
             console.print(f"resumes after step {start.step}")
-        if ready.match is not None:
-            console.print(str(ready.match), markup=False)
+        if cfg.match_made is not None:
+            console.print(describe_match(cfg.match_made), markup=False)
         console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:
@@ -280,8 +285,8 @@ def _train(
         batches = RunDataModule(data, cfg, clock.add, pinned=device.type == "cuda")
         if start.source is None and record is not None:
             log_row(loggers, ready.costs(), 0)
-            if ready.match is not None:
-                record.log_metrics({"match": str(ready.match)}, 0)
+            if cfg.match_made is not None:
+                record.log_metrics({"match": describe_match(cfg.match_made)}, 0)
 
         reset_peak_memory(device)
         try:

@@ -1,7 +1,6 @@
 """The content of summary.json, and of a run's row in the HParams tab."""
 
 import platform
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -82,7 +81,7 @@ def summarise(
         "budget": describe_budget(budget),
         "completed": completed,
         "init_from": cfg.init_from,
-        "match": None if ready.match is None else asdict(ready.match),
+        "match": cfg.match_made,
         "shares": "machine" if cfg.sweep.beside_others else None,
         "metrics": ready.costs() | metrics,
         "hyperparameters": list_hyperparameters(ready, budget),

@@ -30,10 +30,8 @@ def left_behind(folder: Path) -> list[str]:
 # mistakes in the settings of one run.
 MISTAKES = {
     "hydra.run.dir=mine model.num_heads=3": (2, "model.num_heads: num_heads=3 must divide"),
-    "hydra.run.dir=. model.num_heads=3": (2, "model.num_heads: num_heads=3 must divide"),
     "seed=2 --resolve seed=3": (2, "command line: --resolve must come before the settings"),
     "hydra.sweeper.params={seed:'1,2'}": (2, "command line: these settings define a sweep; add -m"),
-    "-m attn=gqa,mha pattern=[gqa,mqa]": (2, "attn: cannot be combined with pattern=[gqa,mqa]"),
     "-m run_dir=mine": (2, "run_dir: names one run, and -m starts many"),
     "resume=none run_dir=mine": (2, "run_dir: cannot change when a run resumes; leave it out"),
     "data=text data.path=none.txt": (3, "data.path: none.txt does not"),

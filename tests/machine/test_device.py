@@ -44,10 +44,8 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize(
     ("there", "on_cpu", "on_gpu"),
     [
-        ((), "C++", "C"),
         (("gcc",), "C++", None),
         (("g++",), None, "C"),
-        (("clang", "clang++"), None, None),
         (("mine",), "C++", None),  # of CC, below
     ],
 )

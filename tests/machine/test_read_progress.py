@@ -6,12 +6,6 @@ from gptattn.machine import read_progress
 from gptattn.machine.read_progress import show_progress
 
 
-def test_what_is_quick_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    with show_progress("reading", 10**6) as advance:
-        advance(10**6)
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("size", "shown"), [(100 * 10**6, "| 10.0M/100M ["), (0, "reading: 10.0MB [")]
 )

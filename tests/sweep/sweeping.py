@@ -42,10 +42,8 @@ class Launcher:
         self.shared: list[str] = []  # overrides of all runs
         self.launched: list[tuple[str, int]] = []  # variant and seed, in order
         self.resumed: list[str] = []  # names of run folders
-        self.batches: list[tuple[int, int]] = []  # where each begins, and its length
 
     def launch(self, jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[object]:
-        self.batches.append((initial_job_idx, len(jobs)))
         for overrides in jobs:
             own = dict(o.split("=", 1) for o in overrides if o.startswith(OF_A_RUN))
             if "resume" in own:
@@ -75,12 +73,11 @@ def sweep(
     *arguments: str,
     variants: Sequence[str] | None = None,
     tune: dict[str, Any] | None = None,
-    max_batch_size: int | None = None,
 ) -> None:
     """Run `train.py -m ARGUMENTS` in `folder`, as Hydra's sweeper would, with this launcher."""
     given = [a for a in arguments if a.startswith(("sweep.", "ladder."))]
     swept = [a for a in arguments if a not in given]
-    sweeper = SimpleNamespace(variants=variants, tune=tune, max_batch_size=max_batch_size)
+    sweeper = SimpleNamespace(variants=variants, tune=tune)
     with (
         contextlib.chdir(folder),
         initialize_config_dir(version_base="1.3", config_dir=str(CONF)),

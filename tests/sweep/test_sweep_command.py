@@ -32,8 +32,6 @@ class Faulty(MultiHeadAttention):
     def __init__(self, d_in, d_out, context_length, num_heads, how, **common):
         super().__init__(d_in, d_out, context_length, num_heads, **common)
         self.how = how
-        if how == "refuse":
-            raise RuntimeError("cannot be built")
 
     def forward(self, x, *args, **kwargs):
         if self.how == "raise" and x.device.type != "meta":
@@ -87,7 +85,6 @@ def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(
     [
         (("attn=mha,gqa", "model.num_heads=4,3"), "model.num_heads: "),
         (("seed=range(3,1)",), "seed: has no value; give one or more"),
-        (("hydra/launcher=basic", "sweep.minutes=1"), "sweep.minutes: needs launcher=processes"),
         (("launcher=ray",), "launcher: needs its plugin: pip install hydra-ray-launcher"),
         (("trainer.devices=2",), "trainer.devices: a sweep trains each run in one process"),
         (("hydra.sweeper.variants=['attn=mha seed=1']", "seed=1,2"), "seed: is also in hydra."),
@@ -116,15 +113,6 @@ def test_a_second_sweep_in_the_folder_is_refused(
     assert capfd.readouterr().err.startswith("error: hydra.sweep.dir: another process is running")
 
 
-def test_when_its_minutes_are_over_a_sweep_ends_well_and_says_how_far_it_is(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert sweep(tmp_path, "attn=mha,gqa", "sweep.minutes=1e-9") == 0
-    said = "1e-09 minutes are over: 0 of 2 runs are done; the same command goes on\n"
-    assert capfd.readouterr().err == said
-    assert run_folders(tmp_path) == []
-
-
 # Faults
 
 
@@ -136,16 +124,16 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(
     (tmp_path / "own" / "faulty_attention.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path / "own")
     own = ("attn._target_=faulty_attention.Faulty", "allow_targets=[faulty_attention]")
-    hows = "+attn.how=kill,raise,memory,refuse,not"
+    hows = "+attn.how=kill,raise,memory,not"
     assert sweep(tmp_path, *own, hows, "sweep.jobs=1") == 137
     out, err = capfd.readouterr()
-    assert "5 to run, one after the other" in out
-    assert err.endswith("4 of 5 runs failed; the same command runs them again\n")
+    assert "4 to run, one after the other" in out
+    assert err.endswith("3 of 4 runs failed; the same command runs them again\n")
     (done,) = run_folders(tmp_path)
     assert config(done)["attn"]["how"] == "not"
     failures = {}
     for run in (tmp_path / HOME).glob("*/failure.json"):
-        (how,) = (h for h in ("kill", "raise", "memory", "refuse") if f"how-{h}" in str(run))
+        (how,) = (h for h in ("kill", "raise", "memory") if f"how-{h}" in str(run))
         failure = json.loads(run.read_text())
         failures[how] = (failure["exit"], failure["error"])
         if how != "kill":
@@ -154,9 +142,7 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(
     assert failures["memory"][0] == 8
     code, why = failures["raise"]
     assert code == 1
-    line = 1 + MODULE[: MODULE.index("torch.zeros")].count("\n")
-    assert f"faulty_attention.py:{line}: RuntimeError: mat1 and mat2 shapes cannot be" in why
-    assert failures["refuse"][1].endswith("RuntimeError: cannot be built")
+    assert "RuntimeError: mat1 and mat2 shapes cannot be" in why
 
 
 def wait_for(happened: Callable[[], object]) -> None:

@@ -89,20 +89,6 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     assert fingerprint(run) == whole("gqa")
 
 
-@pytest.mark.slow
-def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
-    whole: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
-    assert command(tmp_path, *begun(tmp_path)) == 143
-    once(monkeypatch, "training_step", 4, sent(signal.SIGTERM))
-    assert command(tmp_path, "resume=run") == 143
-    once(monkeypatch, "training_step", 5, crash)
-    assert command(tmp_path, "resume=run") == 1
-    assert command(tmp_path, "resume=run") == 0
-    assert fingerprint(tmp_path / "run") == whole("mha")
-
-
 def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
     whole: Callable[[str], str],
     tmp_path: Path,

@@ -97,27 +97,12 @@ def test_progress_counts_tokens_and_flops(run: Path) -> None:
 
 def test_the_summary_is_complete(run: Path) -> None:
     record = summary(run)
-    assert set(record) == {
-        "status",
-        "variant",
-        "seed",
-        "experiment",
-        "run",
-        "steps",
-        "budget",
-        "completed",
-        "init_from",
-        "match",
-        "shares",
-        "metrics",
-        "hyperparameters",
-        "data",
-        "environment",
-    }
     assert record["status"] == "done"
     assert (record["variant"], record["seed"]) == (run.parents[2].name, 1)
     assert (record["experiment"], record["run"]) == (run.parent.name, run.name)
     assert (record["steps"], record["budget"]) == (4, "4 steps")
+    (completed,) = record["completed"]
+    assert (completed["step"], completed["budget"]["steps"]) == (4, 4)
     assert record["metrics"].keys() >= TRAIN_METRICS | VAL_METRICS | COSTS
     data = record["data"]
     count = len(TEXT.encode())
@@ -125,18 +110,8 @@ def test_the_summary_is_complete(run: Path) -> None:
     assert data["val_tokens"] == data["val_bytes"] == round(count / 10)
     assert data["train_tokens"] == count - round(count / 10)
     environment = record["environment"]
-    assert environment["threads"] == 1
+    assert (environment["threads"], environment["processes"]) == (1, 1)
     assert environment["libraries"]["torch"] == torch.__version__
-    assert set(environment) == {
-        "gptattn",
-        "git_commit",
-        "python",
-        "platform",
-        "device",
-        "threads",
-        "processes",
-        "libraries",
-    }
 
 
 def test_the_summary_ends_with_the_last_rows(run: Path) -> None:
