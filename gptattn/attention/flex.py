@@ -14,31 +14,32 @@ from torch.nn.attention.flex_attention import (
 )
 
 from gptattn.attention.rule import Rule
-from gptattn.position.base import Documents
+from gptattn.position.base import Documents, Positions
 
 
-def check_flex(q_BHTD: Tensor, rule: Rule, dropout: float) -> None:
-    """Raise ValueError for what FlexAttention lacks: a bias, dropout, gradients on a CPU."""
+def by_flex(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    rule: Rule,
+    positions: Positions,
+    dropout: float,
+) -> Tensor:
+    """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
+
+    Blocks whose queries and keys share no document are skipped. Raises ValueError for what
+    FlexAttention lacks: a bias from a function, and dropout.
+
+    Source: Dong et al. 2024, arXiv:2412.05496.
+    """
     if rule.bias is not None:
         raise ValueError("backend=flex takes no bias from a function; use sdpa")
     if dropout > 0:
         raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
-    if q_BHTD.device.type == "cpu" and torch.is_grad_enabled():
-        raise ValueError("backend=flex gives no gradients on a CPU; use sdpa, or torch.no_grad()")
-
-
-def by_flex(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, documents: Documents | None = None
-) -> Tensor:
-    """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
-
-    Blocks whose queries and keys share no document are skipped.
-
-    Source: Dong et al. 2024, arXiv:2412.05496.
-    """
     B, H, T, _ = q_BHTD.shape
     on_gpu = q_BHTD.device.type == "cuda"
     attention: Callable[..., Any] = _compiled() if on_gpu else flex_attention
+    documents = positions if isinstance(positions, Documents) else None
     y_BHTD, more = attention(
         q_BHTD,
         k_BGSD,

@@ -10,8 +10,14 @@ from torch import Tensor, nn
 from gptattn.attention.base import Shared, divisors
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Placed
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads, wide_rms_norm
+from gptattn.attention.softmax import (
+    Common,
+    Heads,
+    Placed,
+    SoftmaxAttention,
+    split_heads,
+    wide_rms_norm,
+)
 
 EPS = 1e-5  # of the RMSNorm, as in the authors' code
 
