@@ -162,10 +162,10 @@ def are_newest(query: Span, key: Span) -> bool:
 
 
 def visible(rule: Rule, query: Span, key: Span) -> Tensor | None:
-    """Return a mask [B or 1, 1, T, S]: True where the query sees the key; None: one sees all."""
+    """Return a mask [B or 1, 1, T, S]: True where the query sees the key; None: all is seen."""
     count = key.where.stop - key.where.start
-    is_alone = query.where.stop == 1  # the first of the queries is also the last
-    if is_alone and are_newest(query, key) and (rule.window is None or count <= rule.window):
+    is_only_query = query.where.stop == 1
+    if is_only_query and are_newest(query, key) and (rule.window is None or count <= rule.window):
         return None
     # A key without a token (position -1) moves behind every query, so none sees it.
     k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)

@@ -99,7 +99,8 @@ class SoftmaxAttention(Attention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        y_BHTD = self.attend(*self.project_and_cache(x_BTE, cache, shared))
+        q_BHTD, held, at = self.project_and_cache(x_BTE, cache, shared)
+        y_BHTD = self.attend(q_BHTD, held, at)
         for part in self._parts:
             y_BHTD = part.mix(y_BHTD, x_BTE)
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
@@ -110,7 +111,7 @@ class SoftmaxAttention(Attention):
     def project_and_cache(
         self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None
     ) -> tuple[Tensor, Mapping[str, Tensor], Placed]:
-        """Return the arguments of `attend` for these tokens."""
+        """Return the queries, the entries of all keys, and the rule with both their positions."""
         shared = self.begin(x_BTE, cache, shared)
         q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
         for part in self._parts:

@@ -56,7 +56,7 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         return {"k": entry, "v": entry}
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
-        # Numbers of each head belong to all heads together.
+        # What a rule has for each head is for all heads at once.
         own = (at.rule.bias, at.rule.decay, at.rule.sink_H)
         decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower
         if decodes or any(x is not None for x in own):
