@@ -219,7 +219,7 @@ class SoftmaxAttention(Attention):
 
     def takes(self, part: type[Part]) -> bool:
         """Return whether parts of this kind can act in it."""
-        return self.keeps_heads or not part.changes_heads()
+        return self.keeps_heads or part.heads is Part.heads
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.
