@@ -129,7 +129,7 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
         ("part=qk_norm", "part: attn=mla keeps no keys and values of each head that a part could"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(wrong, message):
+def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
     sizes = ["model.num_heads=3", "position=rope"]  # heads of 10
     with pytest.raises(ConfigError) as error:
         build_gpt("attn=mla", *sizes, *wrong.split())
