@@ -17,7 +17,7 @@ from torch import Tensor, einsum
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from gptattn.attention.flex import by_flex
+from gptattn.attention.flex import by_flex, check_flex
 from gptattn.attention.rule import Rule, Span, are_newest, place, visible, weights
 from gptattn.position.base import Positions
 
@@ -57,9 +57,10 @@ def attend(
     T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
     query, key = place(q_pos, k_pos, T, S, q_BHTD.device)
     same_tokens = T == S and are_newest(query, key)
-    # Positions change with each step of decoding, and so would the kernel that flex compiles.
-    if backend == "flex" and blend is None and same_tokens:
-        return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, query.positions, dropout)
+    if backend == "flex" and blend is None:
+        check_flex(rule, dropout)
+        if same_tokens:  # positions change with each step of decoding, and a kernel would with them
+            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, query.positions)
     # On a CPU fused attention holds all T x S weights with dropout, or for values of another size.
     holds_weights = on_cpu and (dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3])
     fuses = blend is None and not rule.changes_scores and not holds_weights

@@ -17,25 +17,23 @@ from gptattn.attention.rule import Rule
 from gptattn.position.base import Documents, Positions
 
 
-def by_flex(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    rule: Rule,
-    positions: Positions,
-    dropout: float,
-) -> Tensor:
-    """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
-
-    Blocks whose queries and keys share no document are skipped. Raises ValueError for what
-    FlexAttention lacks: a bias from a function, and dropout.
-
-    Source: Dong et al. 2024, arXiv:2412.05496.
-    """
+def check_flex(rule: Rule, dropout: float) -> None:
+    """Raise ValueError for what FlexAttention lacks: a bias from a function, and dropout."""
     if rule.bias is not None:
         raise ValueError("backend=flex takes no bias from a function; use sdpa")
     if dropout > 0:
         raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
+
+
+def by_flex(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, positions: Positions
+) -> Tensor:
+    """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
+
+    Blocks whose queries and keys share no document are skipped.
+
+    Source: Dong et al. 2024, arXiv:2412.05496.
+    """
     B, H, T, _ = q_BHTD.shape
     on_gpu = q_BHTD.device.type == "cuda"
     attention: Callable[..., Any] = _compiled() if on_gpu else flex_attention
