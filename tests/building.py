@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptattn.attention import Attention, SoftmaxAttention
-from gptattn.attention.parts import Part
+from gptattn.attention import Attention, Part, SoftmaxAttention
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
 from gptattn.settings.build import add_parts, build_model, shared_arguments

@@ -5,21 +5,12 @@ mechanism, `parts/` one per part. Each file in `conf/attn` names its mechanism's
 needs no line here. This room may import `position` and the rooms before it.
 """
 
-from gptattn.attention.base import (
-    Attention,
-    HasHeads,
-    HasMaps,
-    HeadWeights,
-    Shared,
-    heads_of,
-    refuse_loss,
-    window_of,
-)
+from gptattn.attention.base import Attention, HasHeads, HasMaps, HeadWeights, Shared
 from gptattn.attention.cache import Cache, CacheGroup, Entry, TokenCache, new_token_cache
-from gptattn.attention.core import Backend, attend
-from gptattn.attention.linear import Linear, PreparedWeight, prepare
+from gptattn.attention.core import attend
+from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
-from gptattn.attention.rule import Decay, Rule, Span, attention_weights
+from gptattn.attention.rule import Rule, Span, attention_weights
 from gptattn.attention.softmax import Common, Projected, SoftmaxAttention
 from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.attention.variants.mha import MultiHeadAttention
@@ -32,12 +23,10 @@ from gptattn.attention.variants.single_head import (
 
 __all__ = [
     "Attention",
-    "Backend",
     "Cache",
     "CacheGroup",
     "CausalAttention",
     "Common",
-    "Decay",
     "Entry",
     "GroupedQueryAttention",
     "HasHeads",
@@ -47,7 +36,6 @@ __all__ = [
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
     "Part",
-    "PreparedWeight",
     "Projected",
     "Rule",
     "SelfAttentionV1",
@@ -58,9 +46,5 @@ __all__ = [
     "TokenCache",
     "attend",
     "attention_weights",
-    "heads_of",
     "new_token_cache",
-    "prepare",
-    "refuse_loss",
-    "window_of",
 ]

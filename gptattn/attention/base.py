@@ -135,23 +135,21 @@ class HeadWeights:
     q_HDE: Tensor
     k_GDE: Tensor
     v_GDE: Tensor
-    q_bias_HD: Tensor | None
-    k_bias_GD: Tensor | None
-    v_bias_GD: Tensor | None
-    out_EHD: Tensor | None
-    out_bias_E: Tensor | None
+    q_bias_HD: Tensor | None = None
+    k_bias_GD: Tensor | None = None
+    v_bias_GD: Tensor | None = None
+    out_EHD: Tensor | None = None
+    out_bias_E: Tensor | None = None
 
 
 # Field of `HeadWeights` -> the parameter that holds it, and its name in errors.
-OF_HEADS = {
+LAYOUT = {
     "q_HDE": ("W_query.weight", "query weight"),
     "k_GDE": ("W_key.weight", "key weight"),
     "v_GDE": ("W_value.weight", "value weight"),
     "q_bias_HD": ("W_query.bias", "query bias"),
     "k_bias_GD": ("W_key.bias", "key bias"),
     "v_bias_GD": ("W_value.bias", "value bias"),
-}
-OF_OUTPUT = {
     "out_EHD": ("out_proj.weight", "output weight"),
     "out_bias_E": ("out_proj.bias", "output bias"),
 }
@@ -168,10 +166,11 @@ class HasHeads(Attention):
 
     def places_of_heads(self) -> dict[str, list[str]]:
         """Return which `state_dict()` keys hold each field of `HeadWeights`; none if it is None."""
-        modules, own = self.modules_of_heads(), self.state_dict().keys()
-        places = {key: [module + name for module in modules] for key, (name, _) in OF_HEADS.items()}
-        places |= {key: [name] for key, (name, _) in OF_OUTPUT.items()}
-        return {key: [name for name in names if name in own] for key, names in places.items()}
+        own, places = self.state_dict().keys(), {}
+        for key, (name, _) in LAYOUT.items():
+            modules = [""] if name.startswith("out_proj") else self.modules_of_heads()
+            places[key] = [module + name for module in modules if module + name in own]
+        return places
 
     def names_in_heads(self) -> set[str]:
         """Return the `state_dict()` keys that the layout covers; a subclass may have more."""
@@ -181,19 +180,19 @@ class HasHeads(Attention):
         """Return a copy of the weights in the canonical layout."""
         found: dict[str, Any] = {}
         for key, names in self.places_of_heads().items():
-            found[key] = None
             if names:
                 found[key] = torch.cat([self.get_parameter(name).detach() for name in names])
-            if names and key != "out_bias_E":
-                found[key] = found[key].unflatten(int(key == "out_EHD"), (-1, self.head_dim))
+                if key != "out_bias_E":
+                    axis = 1 if key == "out_EHD" else 0
+                    found[key] = found[key].unflatten(axis, (-1, self.head_dim))
         return HeadWeights(**found)
 
     @torch.no_grad()
     def load_heads(self, weights: HeadWeights) -> None:
         """Copy canonical weights into this module. Raises ValueError if they do not fit."""
-        own, places = self.export_heads(), self.places_of_heads()
-        for key, (_, what) in (OF_HEADS | OF_OUTPUT).items():
-            new, old = getattr(weights, key), getattr(own, key)
+        own = self.export_heads()
+        for key, names in self.places_of_heads().items():
+            new, old, what = getattr(weights, key), getattr(own, key), LAYOUT[key][1]
             if (new is None) != (old is None):
                 raise ValueError(f"{what} is present on one side only; build both modules alike")
             if new is None:
@@ -202,7 +201,7 @@ class HasHeads(Attention):
                 raise ValueError(
                     f"{what} has shape {list(new.shape)}, this module needs {list(old.shape)}"
                 )
-            for name, part in zip(places[key], new.chunk(len(places[key])), strict=True):
+            for name, part in zip(names, new.chunk(len(names)), strict=True):
                 parameter = self.get_parameter(name)
                 parameter.copy_(part.reshape(parameter.shape))
 

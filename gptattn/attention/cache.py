@@ -119,17 +119,27 @@ class TokenCache(Cache):
         start, stop = self.length, self.length + tokens
         if isinstance(positions, range) and positions.start != start:
             raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
-        index: range | Tensor = range(stop)
-        if stop <= self.capacity:
-            held = {name: self._behind(name, x) for name, x in new.items()}
-        elif self.capacity == (self.window or 0) + self.sinks:
-            held, index = self._wrapped(new, start, stop)
-        else:
+        if stop > self.capacity and self.capacity != (self.window or 0) + self.sinks:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
+        index: range | Tensor = range(stop)  # the number of each token that is returned
+        if stop <= self.capacity:
+            for name, x in new.items():
+                self.tensors[name].narrow(-2, start, tokens).copy_(x)
+            held = {name: self.tensors[name].narrow(-2, 0, stop) for name in new}
+        elif tokens == 1:
+            for name, x in new.items():
+                self.tensors[name].narrow(-2, self._place(start), 1).copy_(x)
+            held, index = dict(self.tensors), self._index(stop)
+        else:
+            held, index = self._overwrite(new, start, stop)
         if positions is None or isinstance(positions, range):
             return held, index
         assert isinstance(positions, Tensor)  # `Attention.begin` refuses documents
-        return held, _positions(index, stop, positions)
+        if isinstance(index, range):
+            index = torch.arange(stop, device=positions.device)
+        # A row that is all padding so far ends in -1, so all its positions become -1.
+        padding_B1 = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
+        return held, (index - padding_B1).clamp_min(-1)
 
     def newest(self, name: str) -> Tensor:
         """Return the entry [batch, ..., 1, size] of the last token, of which there is at least one.
@@ -142,19 +152,10 @@ class TokenCache(Cache):
     def _device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
 
-    def _behind(self, name: str, x: Tensor) -> Tensor:
-        tensor, tokens = self.tensors[name], x.shape[-2]
-        tensor.narrow(-2, self.length, tokens).copy_(x)
-        return tensor.narrow(-2, 0, self.length + tokens)
-
-    def _wrapped(
+    def _overwrite(
         self, new: Mapping[str, Tensor], start: int, stop: int
     ) -> tuple[dict[str, Tensor], range | Tensor]:
-        """Write past the ring's end; return the visible entries and the token number of each."""
-        if stop - start == 1:
-            for name, x in new.items():
-                self.tensors[name].narrow(-2, self._place(start), 1).copy_(x)
-            return dict(self.tensors), self._index(stop)
+        """Write several tokens past the ring's end; return what they see, and its token numbers."""
         if self.sinks:
             raise ValueError(f"{stop - start} tokens at once; a full cache with sinks takes one")
         # The first query may see an entry that the last token overwrites: read before writing.
@@ -208,19 +209,6 @@ def new_token_cache(
         for name, entry in entries.items()
     }
     return TokenCache(tensors, window, sinks)
-
-
-def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
-    """Return positions [B, S] of the tokens numbered `index`.
-
-    Token `stop` - 1 has the last position of `newest`; padding has -1.
-    """
-    index_S = index
-    if isinstance(index_S, range):
-        index_S = torch.arange(stop, device=newest.device)
-    # A row that is all padding so far ends in -1, so all its positions become -1.
-    padding_B1 = stop - 1 - newest.reshape(-1, newest.shape[-1])[:, -1:]
-    return (index_S - padding_B1).clamp_min(-1)
 
 
 def own_cache(cache: Cache) -> TokenCache:

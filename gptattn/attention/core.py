@@ -8,6 +8,7 @@ decodes as `sdpa` does.
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention.flex import by_flex, check_flex
-from gptattn.attention.rule import Rule, Span, Standing, weights
+from gptattn.attention.rule import Rule, Span, are_newest, place, visible, weights
 from gptattn.position.base import Positions
 
 Backend = Literal["reference", "sdpa", "flex"]
@@ -37,9 +38,9 @@ def attend(
     k_BGSD: Tensor,
     v_BGSD: Tensor,
     rule: Rule,
-    *,
     q_pos: Positions | None = None,
     k_pos: Positions | None = None,
+    *,
     dropout: float = 0.0,
     backend: Backend = "sdpa",
     blend: Blend | None = None,
@@ -53,26 +54,35 @@ def attend(
     changes the weights after that; where it leaves fewer heads, outputs have that many, and v's
     heads divide them. Raises ValueError if the numbers of positions and tokens differ.
     """
-    at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
-    fits_fused = blend is None and can_fuse(q_BHTD, v_BGSD, rule, dropout)
+    T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
+    query, key = place(q_pos, k_pos, T, S, q_BHTD.device)
+    same_tokens = T == S and are_newest(query, key)
     if backend == "flex" and blend is None:
-        check_flex(q_BHTD, rule, dropout)
-        if at.same:  # positions change with each step of decoding, and a kernel would with them
-            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, at.documents)
+        check_flex(rule, dropout)
+        if same_tokens:  # positions change with each step of decoding, and a kernel would with them
+            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, query.positions)
+    # On a CPU fused attention holds all T x S weights with dropout, or for values of another size.
+    holds_weights = on_cpu and (dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3])
+    fuses = blend is None and not rule.changes_scores and not holds_weights
     # One query's scores fit in memory: the definition itself decodes.
-    if backend == "reference" or (at.T == 1 and not fits_fused):
-        return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at, *at.whole(), blend)
-    if fits_fused:
-        return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
-    return scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at, blend)
-
-
-def can_fuse(q_BHTD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float) -> bool:
-    """Whether torch's fused attention can do this without holding T x S of anything."""
-    if rule.changes_scores:
-        return False
-    # On a CPU it holds all T x S weights with dropout, or if values have another head size.
-    return q_BHTD.device.type != "cpu" or (dropout == 0 and q_BHTD.shape[3] == v_BGSD.shape[3])
+    if backend == "reference" or (T == 1 and not fuses):
+        return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, blend)
+    sees_all_past = isinstance(query.positions, range) and (rule.window is None or rule.window >= S)
+    if fuses and same_tokens and sees_all_past:
+        return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, is_causal=True)
+    # BLOCK queries at a time hold BLOCK x S scores, and skip keys that no query of a block sees.
+    blocks = []
+    for q, k, v, q_span, k_span in split_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, query, key):
+        if fuses:
+            y = by_sdpa(q, k, v, rule, dropout, q_span, k_span)
+        elif torch.is_grad_enabled() and T > BLOCK:  # backward computes a block's scores again
+            drops = dropout > 0  # and must drop the same weights
+            call = by_scores, q, k, v, rule, dropout, q_span, k_span, blend
+            y = checkpoint(*call, use_reentrant=False, preserve_rng_state=drops)
+        else:
+            y = by_scores(q, k, v, rule, dropout, q_span, k_span, blend)
+        blocks.append(y)
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
 def by_scores(
@@ -81,78 +91,57 @@ def by_scores(
     v_BGSD: Tensor,
     rule: Rule,
     dropout: float,
-    at: Standing,
     query: Span,
     key: Span,
-    blend: Blend | None = None,
+    blend: Blend | None,
 ) -> Tensor:
     """The definition: weights from all scores, dropout, `blend`, weighted sum of the values."""
-    w_BHTS = F.dropout(weights(q_BHTD, k_BGSD, rule, at, query, key), dropout)
+    w_BHTS = F.dropout(weights(q_BHTD, k_BGSD, rule, query, key), dropout)
     if blend is not None:
         w_BHTS = blend(w_BHTS)
     w_BGRTS = w_BHTS.unflatten(1, (v_BGSD.shape[1], -1))
     return einsum("BGRTS,BGSD->BGRTD", w_BGRTS, v_BGSD).flatten(1, 2)
 
 
-def scores_in_blocks(
+def by_sdpa(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     v_BGSD: Tensor,
     rule: Rule,
     dropout: float,
-    at: Standing,
-    blend: Blend | None = None,
-) -> Tensor:
-    """Apply the definition to BLOCK queries at a time; backward computes each of several again.
-
-    This holds BLOCK x S scores, and skips keys that no query of a block sees.
-    """
-    again = torch.is_grad_enabled() and at.T > BLOCK
-    done = []
-    for q, k, v, query, key in split_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, at):
-        call = q, k, v, rule, dropout, at, query, key, blend
-        if again:
-            drops = dropout > 0  # the recomputation must drop the same weights
-            y = checkpoint(by_scores, *call, use_reentrant=False, preserve_rng_state=drops)
-        else:
-            y = by_scores(*call)
-        done.append(y)
-    return done[0] if len(done) == 1 else torch.cat(done, dim=2)
-
-
-def by_sdpa(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float, at: Standing
+    query: Span,
+    key: Span,
+    is_causal: bool = False,
 ) -> Tensor:
     """Return attention outputs by torch's fused attention, for a rule without changed scores.
 
-    Plain causal attention is one call; otherwise BLOCK queries at a time see their keys through a
-    mask.
+    Queries see their keys through a mask or, with `is_causal`, all of the past.
     """
-    on_cpu, grouped = q_BHTD.device.type == "cpu", k_BGSD.shape[1] != q_BHTD.shape[1]
-    options = {"dropout_p": dropout, "scale": rule.scale, "enable_gqa": grouped}
-    all_past = rule.window is None or rule.window >= at.S
-    if at.same and all_past and at.documents is None:
-        trains = torch.is_grad_enabled() and dropout == 0
-        with nullcontext() if on_cpu or trains else sdpa_kernel(WITHOUT_CUDNN):
-            inputs = q_BHTD, k_BGSD, v_BGSD
-            return F.scaled_dot_product_attention(*inputs, is_causal=True, **options)
-    done = []
-    for q, k, v, query, key in split_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, at):
-        mask = at.mask(rule, query, key)
+    on_cpu, mask, lost = q_BHTD.device.type == "cpu", None, None
+    if not is_causal:
+        mask = visible(rule, query, key)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.
-        lost = None
-        if mask is not None and not at.known and not on_cpu:
+        if mask is not None and not on_cpu and not are_newest(query, key):
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
-        with nullcontext() if on_cpu else sdpa_kernel(WITHOUT_CUDNN):
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
-        done.append(y if lost is None else y.masked_fill(lost, 0.0))
-    return done[0] if len(done) == 1 else torch.cat(done, dim=2)
+    trains = is_causal and torch.is_grad_enabled() and dropout == 0
+    with nullcontext() if on_cpu or trains else sdpa_kernel(WITHOUT_CUDNN):
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=is_causal,
+            scale=rule.scale,
+            enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
+        )
+    return y_BHTD if lost is None else y_BHTD.masked_fill(lost, 0.0)
 
 
 def split_in_blocks(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, at: Standing
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, query: Span, key: Span
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Span, Span]]:
     """Yield BLOCK queries at a time, the keys and values that they may see, and where both stand.
 
@@ -160,13 +149,18 @@ def split_in_blocks(
     with T: where that trains, keys and values are split too, and joined again for each block. For
     one layer of GPT-2 small with a window of 256, that takes 0.4 times the time at T = 16,384.
     """
-    splits = rule.window is not None and at.T > BLOCK and torch.is_grad_enabled()
+    T, S, known = q_BHTD.shape[2], k_BGSD.shape[2], are_newest(query, key)
+    splits = rule.window is not None and T > BLOCK and torch.is_grad_enabled()
     pieces = [x.split(BLOCK, dim=2) if splits else () for x in (k_BGSD, v_BGSD)]
-    blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
-    for q, (query, key) in blocks:
-        where, k, v = key.where, k_BGSD, v_BGSD
+    for begin, q in zip(range(0, T, BLOCK), q_BHTD.split(BLOCK, dim=2), strict=True):
+        end, first, last = begin + q.shape[2], 0, S
+        if known:
+            last = S - T + end
+            first = 0 if rule.window is None else max(0, S - T + begin - rule.window + 1)
+        where, k, v = slice(first, last), k_BGSD, v_BGSD
+        spans = replace(query, where=slice(begin, end)), replace(key, where=where)
         if splits:
-            first, last = where.start // BLOCK, -(-where.stop // BLOCK)
-            where = slice(where.start - first * BLOCK, where.stop - first * BLOCK)
-            k, v = (torch.cat(of_all[first:last], dim=2) for of_all in pieces)
-        yield q, k[:, :, where], v[:, :, where], query, key
+            left, right = first // BLOCK, -(-last // BLOCK)
+            where = slice(first - left * BLOCK, last - left * BLOCK)
+            k, v = (torch.cat(of_all[left:right], dim=2) for of_all in pieces)
+        yield q, k[:, :, where], v[:, :, where], *spans

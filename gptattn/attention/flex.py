@@ -14,21 +14,19 @@ from torch.nn.attention.flex_attention import (
 )
 
 from gptattn.attention.rule import Rule
-from gptattn.position.base import Documents
+from gptattn.position.base import Documents, Positions
 
 
-def check_flex(q_BHTD: Tensor, rule: Rule, dropout: float) -> None:
-    """Raise ValueError for what FlexAttention lacks: a bias, dropout, gradients on a CPU."""
+def check_flex(rule: Rule, dropout: float) -> None:
+    """Raise ValueError for what FlexAttention lacks: a bias from a function, and dropout."""
     if rule.bias is not None:
         raise ValueError("backend=flex takes no bias from a function; use sdpa")
     if dropout > 0:
         raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
-    if q_BHTD.device.type == "cpu" and torch.is_grad_enabled():
-        raise ValueError("backend=flex gives no gradients on a CPU; use sdpa, or torch.no_grad()")
 
 
 def by_flex(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, documents: Documents | None = None
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, positions: Positions
 ) -> Tensor:
     """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
 
@@ -39,6 +37,7 @@ def by_flex(
     B, H, T, _ = q_BHTD.shape
     on_gpu = q_BHTD.device.type == "cuda"
     attention: Callable[..., Any] = _compiled() if on_gpu else flex_attention
+    documents = positions if isinstance(positions, Documents) else None
     y_BHTD, more = attention(
         q_BHTD,
         k_BGSD,

@@ -14,33 +14,35 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MAX_ROWS = 32  # for more rows F.linear is as fast
-PACKING = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 MIN_BYTES = 2**19  # of a weight; a smaller one is read faster than threads wake or x is reordered
 
 
 class PreparedWeight:
     """A weight [out, in] and its bias in the layout that is fastest for inputs of `rows` rows.
 
-    Do not change the weight afterwards: the layout may be a copy of it.
+    For one row, each thread gets a part of the weight. For a few, or in bfloat16, it is a copy in
+    oneDNN's layout, which takes as long to make as a few decoding steps. Do not change the weight
+    afterwards.
     """
 
     def __init__(self, layer: nn.Linear | nn.Embedding, rows: int) -> None:
         bias = layer.bias if isinstance(layer, nn.Linear) else None
         self.weight = layer.weight.detach()
         self.bias = None if bias is None else bias.detach()
-        self.parts, self.packed = 0, None
-        if self.weight.device.type == "cpu":
-            if rows == 1 and _worth_parting(self.weight):
-                self.parts = torch.get_num_threads()
-            elif _worth_packing(self.weight, rows):
-                # oneDNN's layout. Packing takes as long as a few decoding steps.
-                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
+        self.parts, self.packed = 1, None
+        if self.weight.device.type != "cpu" or self.weight.nbytes < MIN_BYTES:
+            return
+        # Batched products are slow in half precision.
+        if rows == 1 and self.weight.dtype in (torch.float32, torch.float64):
+            self.parts = min(torch.get_num_threads(), len(self.weight))
+        elif rows <= MAX_ROWS and _can_pack(self.weight.dtype):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
         rows = x.numel() // x.shape[-1]
         if not torch.is_autocast_enabled("cpu"):
-            if rows == 1 and self.parts:
+            if rows == 1 and self.parts > 1:
                 return self._one_row(x)
             if rows <= MAX_ROWS and self.packed is not None:
                 return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
@@ -60,24 +62,14 @@ class PreparedWeight:
         return y.view(*x.shape[:-1], -1)
 
 
-def _worth_parting(weight: Tensor) -> bool:
-    """Whether a part per thread is fastest; in half precision batched products are slow."""
-    threads = torch.get_num_threads()
-    large = weight.nbytes >= MIN_BYTES and len(weight) >= threads
-    return threads > 1 and large and weight.dtype in (torch.float32, torch.float64)
-
-
-def _worth_packing(weight: Tensor, rows: int) -> bool:
-    """Whether oneDNN's layout is available and faster: for bfloat16 it needs AVX512."""
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch has oneDNN's layout, by operators of its own, and it is fast here."""
     ops = torch.ops.mkldnn
-    # The operators are private to torch; without them F.linear gives the same result, slower.
-    if rows > MAX_ROWS or weight.nbytes < MIN_BYTES:
+    if not (torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")):
         return False
-    if not all(hasattr(ops, name) for name in PACKING):
-        return False
-    if weight.dtype == torch.bfloat16:
-        return ops._is_mkldnn_bf16_supported()
-    return rows > 1 and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    if dtype == torch.bfloat16:
+        return ops._is_mkldnn_bf16_supported()  # with AVX512
+    return dtype == torch.float32
 
 
 class Linear(nn.Linear):

@@ -1,7 +1,10 @@
-"""A cache with an entry per token that keeps its numbers in fewer bits."""
+"""A cache with an entry per token that keeps its numbers in fewer bits.
+
+A format packs x [..., size] into named tensors [..., n], each token on its own, and unpacks what
+these still hold of x.
+"""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,18 +16,6 @@ from gptattn.position.base import Positions
 GROUP = 32  # numbers along the head that share the scale and zero point of `Int4`
 MIN_SIZE = 8  # fewer numbers per token and head are not worth a scale
 HALF_MAX = torch.finfo(torch.float16).max
-
-
-class Format(Protocol):
-    """How numbers are kept: x [..., size] becomes named tensors [..., n], each token on its own."""
-
-    def pack(self, x: Tensor) -> dict[str, Tensor]:
-        """Return what is kept of x."""
-        ...
-
-    def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        """Return x [..., size], as well as the kept tensors determine it."""
-        ...
 
 
 class BFloat16:
@@ -102,6 +93,9 @@ def _rounded(x: Tensor, scale: Tensor) -> Tensor:
 def _spread(of_group: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     """Return each group's number once for each of its members: [..., size]."""
     return of_group.to(dtype).repeat_interleave(GROUP, dim=-1)[..., :size]
+
+
+Format = BFloat16 | Int8 | Int4
 
 
 class QuantisedCache(TokenCache):

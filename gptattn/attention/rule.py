@@ -1,11 +1,10 @@
 """Which keys a query sees, and what happens to its scores; every backend must follow this.
 
-`Rule` is the definition, `Span` a block of queries or keys with their positions, `Standing` where
-the queries and keys of one call of `attend` stand.
+`Rule` is the definition, `Span` a block of queries or keys with their positions.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -127,17 +126,47 @@ class Rule:
         return replace(self, decay=Decay(at_query_BHT, at_key_BHS))
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A rule, and the positions of the queries and keys that it is for."""
+def place(
+    q_pos: Positions | None, k_pos: Positions | None, T: int, S: int, device: torch.device
+) -> tuple[Span, Span]:
+    """Return all T queries and all S keys; by default T = S, and both count from 0.
 
-    rule: Rule
-    q_pos: Positions
-    k_pos: Positions
+    Raises ValueError if the numbers of positions and tokens differ.
+    """
+    if T != S and (q_pos is None or k_pos is None):
+        raise ValueError(
+            f"{T} queries and {S} keys need q_pos and k_pos, to know which keys each query sees"
+        )
+    q_pos = range(T) if q_pos is None else q_pos
+    k_pos = range(S) if k_pos is None else k_pos
+    for name, positions, count in (("q_pos", q_pos, T), ("k_pos", k_pos, S)):
+        if isinstance(positions, range):
+            given = positions.stop - positions.start  # torch.compile lacks len() for an unknown end
+        elif isinstance(positions, Documents):
+            given = positions.start_BT.shape[1]
+        else:
+            given = positions.shape[-1]
+        if given != count:
+            raise ValueError(f"{name} has {given} positions for {count} tokens")
+    if q_pos is not k_pos and Documents in (type(q_pos), type(k_pos)):
+        raise ValueError("queries and keys in documents need the same q_pos and k_pos")
+    return Span(q_pos, slice(0, T), -1, device), Span(k_pos, slice(0, S), -2, device)
 
 
-def visible(rule: Rule, query: Span, key: Span) -> Tensor:
-    """Return a mask [B or 1, 1, T, S]: True where the query sees the key."""
+def are_newest(query: Span, key: Span) -> bool:
+    """Whether the queries are known to be the last of the keys' tokens, so each sees its own."""
+    q_pos, k_pos = query.positions, key.positions
+    if isinstance(q_pos, range) and isinstance(k_pos, range):
+        return q_pos.stop == k_pos.stop and q_pos.start >= k_pos.start
+    return isinstance(q_pos, Documents)
+
+
+def visible(rule: Rule, query: Span, key: Span) -> Tensor | None:
+    """Return a mask [B or 1, 1, T, S]: True where the query sees the key; None: all is seen."""
+    count = key.where.stop - key.where.start
+    is_only_query = query.where.stop == 1
+    if is_only_query and are_newest(query, key) and (rule.window is None or count <= rule.window):
+        return None
     # A key without a token (position -1) moves behind every query, so none sees it.
     k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)
     seen = k_pos <= query.pos
@@ -148,9 +177,7 @@ def visible(rule: Rule, query: Span, key: Span) -> Tensor:
     return seen & (query.document == key.document)
 
 
-def weights(
-    q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, at: "Standing", query: Span, key: Span
-) -> Tensor:
+def weights(q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, query: Span, key: Span) -> Tensor:
     """Return softmax(scores) [B, H, T, S]; a query that sees no key has weights of 0.
 
     Source of the groups: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2.
@@ -164,14 +191,14 @@ def weights(
         score_BHTS = score_BHTS + (c_BHT1 - c_BH1S).to(score_BHTS.dtype)
     if rule.bias is not None:
         score_BHTS = score_BHTS + rule.bias(query, key).to(score_BHTS.dtype)
-    mask = at.mask(rule, query, key)
+    mask = visible(rule, query, key)
     if mask is not None:
         score_BHTS = score_BHTS.masked_fill(~mask, -math.inf)
     if rule.sink_H is not None:
         sink_H11 = rule.sink_H.to(score_BHTS.dtype)[:, None, None]
         sink_BHT1 = sink_H11.expand(*score_BHTS.shape[:3], 1)
         return torch.cat([score_BHTS, sink_BHT1], dim=-1).softmax(dim=-1)[..., :-1]
-    if at.known and rule.bias is None:
+    if are_newest(query, key) and rule.bias is None:
         return score_BHTS.softmax(dim=-1)
     nothing = (score_BHTS == -math.inf).all(dim=-1, keepdim=True)
     return score_BHTS.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
@@ -181,82 +208,9 @@ def attention_weights(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
     rule: Rule,
-    *,
     q_pos: Positions | None = None,
     k_pos: Positions | None = None,
 ) -> Tensor:
     """Return the weights [B, H, T, S] that `attend` gives the keys, before dropout."""
-    at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
-    return weights(q_BHTD, k_BGSD, rule, at, *at.whole())
-
-
-class Standing:
-    """The positions of T queries and S keys. Raises ValueError if the counts differ.
-
-    documents: those of the rows, if there are several in a row; queries and keys share them.
-    known: the queries are the last T of the S tokens, in order, so that each sees its own key.
-    same: known, and T = S, so queries and keys have the same positions.
-    """
-
-    def __init__(
-        self, q_pos: Positions | None, k_pos: Positions | None, T: int, S: int, device: torch.device
-    ) -> None:
-        if T != S and (q_pos is None or k_pos is None):
-            raise ValueError(
-                f"{T} queries and {S} keys need q_pos and k_pos, to know which keys each query sees"
-            )
-        self.q_pos, self.k_pos = _of(q_pos, T, "q_pos"), _of(k_pos, S, "k_pos")
-        self.T, self.S, self.device = T, S, device
-        self.documents = self.q_pos if isinstance(self.q_pos, Documents) else None
-        if self.documents is not self.k_pos and Documents in map(type, (self.q_pos, self.k_pos)):
-            raise ValueError("queries and keys in documents need the same q_pos and k_pos")
-        self.known = self.documents is not None
-        # Neither len() nor slices of ranges: torch.compile has none for an unknown end.
-        if isinstance(self.q_pos, range) and isinstance(self.k_pos, range):
-            self.known = self.q_pos.stop == self.k_pos.stop and T <= S
-        self.same = self.known and T == S
-
-    def whole(self) -> tuple[Span, Span]:
-        """Return all queries and all keys."""
-        return self._pair(slice(0, self.T), slice(0, self.S))
-
-    def blocks(self, size: int, window: int | None) -> Iterator[tuple[Span, Span]]:
-        """Yield `size` queries at a time, with the keys that at least one of them may see.
-
-        If the positions are not `known`, every block gets all keys.
-        """
-        for start in range(0, self.T, size):
-            queries = slice(start, min(start + size, self.T))
-            yield self._pair(queries, self._seen(queries, window))
-
-    def mask(self, rule: Rule, query: Span, key: Span) -> Tensor | None:
-        """Return which keys each query sees [B or 1, 1, T, S]; None if one query sees all."""
-        count = key.where.stop - key.where.start
-        if self.T == 1 and self.known and (rule.window is None or count <= rule.window):
-            return None
-        return visible(rule, query, key)
-
-    def _seen(self, queries: slice, window: int | None) -> slice:
-        if not self.known:
-            return slice(0, self.S)
-        ahead = self.S - self.T
-        first = 0 if window is None else max(0, ahead + queries.start - window + 1)
-        return slice(first, ahead + queries.stop)
-
-    def _pair(self, queries: slice, keys: slice) -> tuple[Span, Span]:
-        query = Span(self.q_pos, queries, -1, self.device)
-        return query, Span(self.k_pos, keys, -2, self.device)
-
-
-def _of(positions: Positions | None, count: int, name: str) -> Positions:
-    if positions is None:
-        return range(count)
-    if isinstance(positions, range):
-        given = positions.stop - positions.start
-    elif isinstance(positions, Documents):
-        given = positions.start_BT.shape[1]
-    else:
-        given = positions.shape[-1]
-    if given != count:
-        raise ValueError(f"{name} has {given} positions for {count} tokens")
-    return positions
+    query, key = place(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
+    return weights(q_BHTD, k_BGSD, rule, query, key)

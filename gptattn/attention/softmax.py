@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import chain
-from typing import ClassVar, TypedDict, get_args
+from typing import ClassVar, NamedTuple, TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from gptattn.attention.base import Attention, Shared, check_sizes, window_of
 from gptattn.attention.cache import Cache, Entry, new_token_cache, own_cache
 from gptattn.attention.core import Backend, Blend, attend
 from gptattn.attention.parts.base import Part
-from gptattn.attention.rule import Placed, Rule, attention_weights
+from gptattn.attention.rule import Rule, attention_weights
 from gptattn.position.base import HeadPosition, Positions
 
 Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [B, G, T, D]
@@ -35,6 +35,14 @@ class Projected(Common, total=False):
     qkv_bias: bool
     out_proj: bool
     out_bias: bool
+
+
+class Placed(NamedTuple):
+    """A rule, and the positions of the queries and keys that it is for."""
+
+    rule: Rule
+    q_pos: Positions
+    k_pos: Positions
 
 
 class SoftmaxAttention(Attention):
@@ -91,7 +99,8 @@ class SoftmaxAttention(Attention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        y_BHTD = self.attend(*self.project_and_cache(x_BTE, cache, shared))
+        q_BHTD, held, at = self.project_and_cache(x_BTE, cache, shared)
+        y_BHTD = self.attend(q_BHTD, held, at)
         for part in self._parts:
             y_BHTD = part.mix(y_BHTD, x_BTE)
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
@@ -102,7 +111,7 @@ class SoftmaxAttention(Attention):
     def project_and_cache(
         self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None
     ) -> tuple[Tensor, Mapping[str, Tensor], Placed]:
-        """Return the arguments of `attend` for these tokens."""
+        """Return the queries, the entries of all keys, and the rule with both their positions."""
         shared = self.begin(x_BTE, cache, shared)
         q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
         for part in self._parts:
@@ -136,10 +145,9 @@ class SoftmaxAttention(Attention):
         q_BHTD, k_BGTD, v_BGTD = self.encode(*self.project(x_BTE), shared)
         return q_BHTD, {"k": k_BGTD, "v": v_BGTD}
 
+    @abstractmethod
     def cached(self) -> dict[str, Entry]:
         """Return what the cache keeps of each token, by name; parts may add to it."""
-        entry = Entry(self.num_kv_heads, self.head_dim)
-        return {"k": entry, "v": entry}
 
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
@@ -170,9 +178,7 @@ class SoftmaxAttention(Attention):
             q_BHTD,
             k_BGSD,
             v_BGSD,
-            at.rule,
-            q_pos=at.q_pos,
-            k_pos=at.k_pos,
+            *at,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
             blend=blend,
@@ -182,8 +188,7 @@ class SoftmaxAttention(Attention):
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
         q_BHTD, held, at = self.project_and_cache(x_BTE, None, shared)
-        k_BGSD = self.keys(held)
-        return attention_weights(q_BHTD, k_BGSD, at.rule, q_pos=at.q_pos, k_pos=at.k_pos)
+        return attention_weights(q_BHTD, self.keys(held), *at)
 
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         """Return the keys [B, G, S, D] of these entries."""
@@ -214,7 +219,7 @@ class SoftmaxAttention(Attention):
 
     def takes(self, part: type[Part]) -> bool:
         """Return whether parts of this kind can act in it."""
-        return self.keeps_heads or not part.changes_heads()
+        return self.keeps_heads or part.heads is Part.heads
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.

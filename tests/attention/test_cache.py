@@ -1,7 +1,5 @@
 """What caches hold, return and count, against a list of what was written."""
 
-import math
-
 import pytest
 import torch
 from building import build_attention
@@ -12,7 +10,10 @@ from gptattn.attention import (
     CacheGroup,
     Entry,
     MultiHeadAttention,
+    Rule,
+    Span,
     TokenCache,
+    attend,
     new_token_cache,
 )
 from gptattn.position import LinearBias, RotaryPosition
@@ -103,15 +104,8 @@ def test_a_group_advances_all_and_counts_the_bytes_of_all():
     assert group.next_positions(2) == range(5, 7)
 
 
-# The first tokens and the newest
-
-
-def numbered(capacity: int, sinks: int) -> TokenCache:
-    return TokenCache({"k": torch.full((2, 1, capacity, 1), -1.0)}, capacity - sinks, sinks)
-
-
 def test_a_longer_step_is_refused_once_it_would_overwrite() -> None:
-    cache = numbered(5, sinks=2)
+    cache = TokenCache({"k": torch.empty(2, 1, 5, 1)}, window=3, sinks=2)
     cache.write({"k": torch.zeros(2, 1, 4, 1)})
     cache.advance(4)
     with pytest.raises(ValueError, match="2 tokens at once; a full cache with sinks takes one"):
@@ -121,24 +115,9 @@ def test_a_longer_step_is_refused_once_it_would_overwrite() -> None:
 D, H, T, SINKS, WINDOW = 5, 6, 13, 2, 4
 
 
-def masked(attention: MultiHeadAttention, x: Tensor, bias_HTS: Tensor) -> Tensor:
-    """Softmax attention written out, over the sinks and the window alone."""
-    q, k, v = attention.project(x)
-    if attention.position is not None:
-        q, k = attention.position.rotate(q, k, range(T))
-    i, j = torch.arange(T)[:, None], torch.arange(T)[None]
-    seen = (j <= i) & ((j < SINKS) | (j > i - WINDOW))
-    score = q @ k.mT / math.sqrt(D) + bias_HTS
-    y = score.masked_fill(~seen, -math.inf).softmax(-1) @ v
-    assert attention.out_proj is not None
-    return attention.out_proj(y.transpose(1, 2).flatten(2))
-
-
 @pytest.mark.parametrize("position", [None, "rope", "alibi"])
 @torch.no_grad()
-def test_decoding_equals_a_mask_in_float64_with_the_positions_of_the_text(
-    position: str | None,
-) -> None:
+def test_decoding_with_sinks_is_attention_to_them_and_the_window_at_the_texts_positions(position):
     encodings = {"rope": RotaryPosition(T, D, fraction=0.8), "alibi": LinearBias(H)}
     encoding = None if position is None else encodings[position]
     attention = build_attention("mha", context_length=T, position=encoding).double().eval()
@@ -150,9 +129,18 @@ def test_decoding_equals_a_mask_in_float64_with_the_positions_of_the_text(
     for t in range(T):
         outputs.append(attention(x[:, t : t + 1], cache))
         cache.advance(1)
-    bias_HTS = torch.zeros(H, T, T, dtype=torch.float64)
-    if isinstance(encoding, LinearBias):
-        distance = torch.arange(T)[:, None] - torch.arange(T)[None]
-        bias_HTS = -encoding.slope_H[:, None, None] * distance
-    expected = masked(attention, x, bias_HTS)
+
+    def unseen(query: Span, key: Span) -> Tensor:
+        hidden = (key.pos >= SINKS) & (key.pos <= query.pos - WINDOW)
+        return torch.where(hidden, -torch.inf, 0.0)
+
+    q, k, v = attention.project(x)
+    rule = Rule(D**-0.5, bias=unseen)
+    if position == "rope":
+        q, k = encodings["rope"].rotate(q, k, range(T))
+    if position == "alibi":
+        running = encodings["alibi"].decay(range(T))
+        rule = rule.with_decay(running, running)
+    y = attend(q, k, v, rule, backend="reference")
+    expected = attention.out_proj(y.transpose(1, 2).flatten(2))
     torch.testing.assert_close(torch.cat(outputs, 1), expected, rtol=0, atol=1e-12)

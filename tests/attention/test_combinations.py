@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from building import acts_in_heads, build_attention, fits, menu, position_spec, refused, takes
@@ -19,7 +20,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 
 from gptattn.attention import Shared, SoftmaxAttention
-from gptattn.position import HeadPosition
 from gptattn.settings.construct import construct
 
 # hypothesis keeps files between runs: keep them outside of the repository.
@@ -32,71 +32,41 @@ B, E = 2, 7
 
 @dataclass(frozen=True)
 class Combination:
-    """One layer's settings."""
+    """One layer: a mechanism with parts, its context, and other arguments of the constructor."""
 
-    host: str
-    head_dim: int
+    variant: str
     tokens: int
-    window: int | None
-    position: str | None
-    turns: tuple[float, float]  # the fraction and the stretch of a position that has them
-    parts: Sequence[str]
+    others: dict[str, Any]
 
     def build(self, backend: str) -> SoftmaxAttention:
         """The layer, in float64."""
-        attention = build_attention(
-            "+".join([self.host, *self.parts]),
-            d_in=E,
-            d_out=self.width,
-            context_length=self.tokens,
-            window=self.window,
-            position=self._position(),
-            backend=backend,
-        )
+        sizes = {"d_in": E, "context_length": self.tokens, "backend": backend}
+        attention = build_attention(self.variant, **sizes, **self.others)
         assert isinstance(attention, SoftmaxAttention)
         return attention.double()
-
-    @property
-    def heads(self) -> int:
-        """Six, as in SMALL, or one."""
-        return 6 if takes(self.host, "num_heads") else 1
-
-    @property
-    def width(self) -> int:
-        """All heads' numbers."""
-        return self.heads * self.head_dim
-
-    def _position(self) -> HeadPosition | None:
-        if self.position is None:
-            return None
-        spec = position_spec(self.position)
-        if "fraction" in spec:
-            spec |= dict(zip(("fraction", "stretch"), self.turns, strict=True))
-        shared = {
-            "context_length": self.tokens,
-            "head_dim": self.head_dim,
-            "num_heads": self.heads,
-        }
-        return construct("position", spec, shared, [])
 
 
 @st.composite
 def combinations(take: st.DrawFn) -> Combination:
     host = take(st.sampled_from(HOSTS))
     tokens = take(st.integers(2, 13))
-    position = take(st.sampled_from(IN_HEADS))
-    free = [name for name in menu("part") if position not in refused(name) and fits(host, name)]
-    parts = take(st.lists(st.sampled_from(free), unique=True))
-    assert not any(name in refused(other) for name in parts for other in parts)
-    return Combination(
-        host=host,
-        head_dim=take(st.sampled_from([4, 8] if position else [3, 4, 5])),
-        tokens=tokens,
-        window=take(st.none() | st.integers(1, tokens)),
-        position=position,
-        turns=(take(st.sampled_from([1.0, 0.5])), take(st.sampled_from([1.0, 1.5]))),
-        parts=parts,
-    )
+    name = take(st.sampled_from(IN_HEADS))
+    parts = [part for part in menu("part") if name not in refused(part) and fits(host, part)]
+    parts = take(st.lists(st.sampled_from(parts), unique=True))
+    assert not any(part in refused(other) for part in parts for other in parts)
+    heads = 6 if takes(host, "num_heads") else 1  # as in SMALL
+    size = take(st.sampled_from([4, 8] if name else [3, 4, 5]))
+    position = None
+    if name is not None:
+        spec = position_spec(name)
+        if "fraction" in spec:
+            spec["fraction"] = take(st.sampled_from([1.0, 0.5]))
+            spec["stretch"] = take(st.sampled_from([1.0, 1.5]))
+        shared = {"context_length": tokens, "head_dim": size, "num_heads": heads}
+        position = construct("position", spec, shared, [])
+    window = take(st.none() | st.integers(1, tokens))
+    others = {"d_out": heads * size, "window": window, "position": position}
+    return Combination("+".join([host, *parts]), tokens, others)
 
 
 def splits(tokens: int) -> st.SearchStrategy[list[int]]:
@@ -144,11 +114,11 @@ def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_re
     reference, fast = made.build("reference"), made.build("sdpa")
     fast.load_state_dict(reference.state_dict())
     x = draw(B, made.tokens, E).requires_grad_()
-    upstream = draw(B, made.tokens, made.width)
+    upstream = draw(B, made.tokens, made.others["d_out"])
     expected = outputs_and_gradients(reference, x, upstream)
     assert_same(outputs_and_gradients(fast, x, upstream), expected)
 
-    causal = seen(made.tokens, made.window)
+    causal = seen(made.tokens, made.others["window"])
     row = data.draw(st.integers(0, made.tokens - 1))
     (reached,) = torch.autograd.grad(fast(x)[0, row].sum(), x)
     assert not reached[0, row + 1 :].any()

@@ -8,14 +8,12 @@ import torch
 from building import (
     CONTRACT,
     Allocations,
-    build_attention,
     build_gpt,
     chosen,
     through_cache,
 )
-from contract import PLACED, B, E, T, assert_same, overrides_of
+from contract import PLACED, B, T, assert_same, overrides_of
 
-from gptattn.attention import HasMaps
 from gptattn.decode.generate import pad_left
 from gptattn.model.cost import measure_cost
 
@@ -81,13 +79,6 @@ def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatc
     assert_same(model.state_dict(), before, atol=0)
 
 
-def test_more_tokens_than_the_context_are_refused(variant):
-    with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
-        build_attention(variant)(torch.randn(B, T + 1, E))
-    with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
-        build_gpt(*chosen(variant))(torch.zeros(B, T + 1, dtype=torch.int64))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_cache_bytes_that_are_reported_are_the_bytes_allocated(variant, dtype):
     model = build_gpt(*chosen(variant)).to(dtype)
@@ -110,12 +101,3 @@ def test_the_parameters_that_are_reported_are_the_numbers_a_checkpoint_holds(var
     assert reported.params_attention == sum(n for name, n in held.items() if ".attention." in name)
     # Vocabulary 13 and context 11.
     assert reported.params_embedding == (13 + 11) * 30
-
-
-def test_the_model_shows_the_weights_of_every_layer_that_has_some(variant):
-    model = build_gpt(*chosen(variant)).eval()
-    ids = torch.randint(13, (B, T))
-    maps = model.attention_weights(ids)
-    shown = [i for i, b in enumerate(model.layers()) if isinstance(b.attention, HasMaps)]
-    assert shown == model.layers_with_maps()
-    assert len(maps) == len(shown)

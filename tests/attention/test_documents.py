@@ -14,7 +14,6 @@ from building import (
     build_gpt,
     disturb,
     mechanism_of,
-    menu,
     takes,
 )
 from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
@@ -67,21 +66,16 @@ def assert_apart(
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 @pytest.mark.parametrize("variant", APART)
 def test_a_layer_keeps_documents_apart(variant, backend):
-    attention = build_attention(variant, backend=backend)
-    disturb(attention, 0.3)
-    assert_apart(attention, LENGTHS)
+    for window in (None, 1, 3) if takes(variant, "window") else (None,):
+        given = {} if window is None else {"window": window}
+        attention = build_attention(variant, backend=backend, **given)
+        disturb(attention, 0.3)
+        assert_apart(attention, LENGTHS)
 
 
 def test_chunks_of_the_delta_rule_keep_documents_apart():
     for chunk in (1, 3, 4):
         assert_apart(build_attention("gated_deltanet", chunk=chunk), LENGTHS)
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("variant", [name for name in menu("attn") if takes(name, "window")])
-def test_a_window_stays_within_its_document(variant, backend):
-    for window in (1, 3):
-        assert_apart(build_attention(variant, backend=backend, window=window), LENGTHS)
 
 
 def test_what_does_not_keep_documents_apart_refuses_them():

@@ -12,12 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from gptattn.attention.variants.gated_deltanet import (
-    GatedDeltaNet,
-    chunked,
-    chunked_flops,
-    recurrent,
-)
+from gptattn.attention.variants.gated_deltanet import GatedDeltaNet, chunked, step
 from gptattn.errors import ConfigError
 
 B, T, H, D, V = 2, 11, 6, 5, 7
@@ -29,6 +24,16 @@ def drawn(tokens: int) -> list[Tensor]:
     k = torch.nn.functional.normalize(draw(B, H, tokens, D), dim=-1)
     g, beta = -draw(B, H, tokens).exp(), draw(B, H, tokens).sigmoid()
     return [draw(B, H, tokens, D), k, draw(B, H, tokens, V), g, beta]
+
+
+def recurrent(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs and the last state, one step after the other."""
+    *of_tokens, s_BHDV = inputs
+    y = []
+    for one in zip(*(x.unbind(2) for x in of_tokens), strict=True):
+        y_BHV, s_BHDV = step(*one, s_BHDV)
+        y.append(y_BHV)
+    return torch.stack(y, 2), s_BHDV
 
 
 def layer(**settings: Any) -> GatedDeltaNet:
@@ -55,21 +60,6 @@ def test_chunks_match_the_recurrence_in_outputs_states_and_gradients(tokens, chu
     assert_same(
         torch.autograd.grad(got, of, upstream), torch.autograd.grad(expected, of, upstream), 1e-11
     )
-
-
-@pytest.mark.parametrize(
-    "name", ["torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule"]
-)
-@pytest.mark.parametrize("continued", [False, True])
-def test_the_rule_is_transformers(name, continued, monkeypatch):
-    widen(monkeypatch, modeling_qwen3_next)
-    rule = getattr(modeling_qwen3_next, name)
-    (q, k, v, g, beta), s = drawn(T), draw(B, H, D, V) * continued
-    theirs = [x.transpose(1, 2) for x in (q * D**0.5, k, v, g, beta)]  # theirs divides
-    y, after = rule(*theirs, initial_state=s if continued else None, output_final_state=True)
-    expected = (y.transpose(1, 2), after)
-    for got in (recurrent(q, k, v, g, beta, s), chunked(q, k, v, g, beta, s, 4)):
-        assert_same(got, expected)
 
 
 def test_the_layer_is_qwen3_nexts(monkeypatch):
@@ -153,17 +143,14 @@ def test_parameters_and_flops_are_those_of_the_docstring():
 
 
 @pytest.mark.parametrize(("tokens", "chunk"), [(12, 4), (11, 4), (7, 64)])
-@pytest.mark.parametrize("continued", [False, True])
-def test_flops_in_training_are_the_products_and_the_solve_of_the_chunks(tokens, chunk, continued):
-    inputs, s = drawn(tokens), draw(B, H, D, V)
+def test_flops_in_training_are_the_products_and_the_solve_of_the_chunks(tokens, chunk):
     with FlopCounterMode(display=False) as products:
-        chunked(*inputs, s if continued else None, chunk)
+        chunked(*drawn(tokens), None, chunk)
     N = -(-tokens // chunk)
     C = -(-tokens // N)
     solve = N * C * (C - 1) * (V + D)  # which torch does not count
-    assert B * H * (chunked_flops(tokens, D, V, chunk) - solve) == products.get_total_flops()
-    model = layer(expand_k=0.5, chunk=chunk)  # heads of 5 and 10
-    assert model.flops(tokens, tokens) == H * chunked_flops(tokens, 5, 10, chunk)
+    model = layer(d_in=H * D, d_out=H * D, expand_v=V / D, chunk=chunk)
+    assert B * (model.flops(tokens, tokens) - H * solve) == products.get_total_flops()
 
 
 def test_the_first_decays_are_those_of_the_authors():

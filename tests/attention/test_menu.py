@@ -16,10 +16,13 @@ from gptattn.settings.construct import arguments_of, find_target
 PRESETS = {"mqa": {"num_kv_heads"}, "sliding": {"window"}}
 
 
-@pytest.mark.parametrize("name", menu("attn"))
-def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(name):
-    spec = dict(settings(f"attn={name}").attn)
-    target = find_target("attn", spec, [])
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in ("attn", "part") for name in menu(group)]
+)
+def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(group, name):
+    made = settings(f"{group}={name}")
+    spec = dict(made.attn if group == "attn" else made.part[name])
+    target = find_target(group, spec, [])
     del spec["_target_"]
     defaults = {}
     for of in reversed(target.__mro__):  # `**common` passes on what a base class takes
@@ -27,14 +30,6 @@ def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(name):
         defaults |= {p.name: p.default for p in parameters if p.default is not p.empty}
     differing = {key for key, value in spec.items() if value != defaults[key]}
     assert differing == PRESETS.get(name, set())
-
-
-@pytest.mark.parametrize("part", menu("part"))
-def test_a_parts_file_has_the_defaults_of_its_constructor(part):
-    spec = dict(settings(f"part={part}").part[part])
-    parameters = inspect.signature(find_target(f"part.{part}", spec, [])).parameters
-    del spec["_target_"]
-    assert {key: parameters[key].default for key in spec} == spec
 
 
 def test_what_every_mechanism_takes_is_checked_as_its_own_arguments_are():

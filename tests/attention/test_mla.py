@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import torch
 from building import build_gpt
-from contract import assert_same, draw
 from hugging import (
     AT,
     BACKENDS,
     SIZES,
-    B,
     D,
     E,
     H,
@@ -82,18 +80,6 @@ def test_latent_attention_is_deepseeks(query_rank, backend, monkeypatch):
         return theirs(x, rotary(x, AT), attention_mask=mask(config))[0]
 
     assert_agreement(mine, call, pairs_with(mine, theirs))
-    # As DeepSeek keeps its weights: neighbours turn together, not the halves of the P numbers.
-    config.rope_interleave = True
-    neighbours = torch.arange(P).view(2, -1).T.flatten()
-    with torch.no_grad():
-        for query in (theirs.q_proj, theirs.q_b_proj):
-            if query is not None:
-                turned = query.weight.view(H, D + P, -1)[:, D:]
-                turned.copy_(turned[:, neighbours])
-        turned = theirs.kv_a_proj_with_mqa.weight[C:]
-        turned.copy_(turned[neighbours])
-        x = draw(B, T, E)
-        assert_same(mine(x), call(x))
 
 
 def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
@@ -143,7 +129,7 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
         ("part=qk_norm", "part: attn=mla keeps no keys and values of each head that a part could"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(wrong, message):
+def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
     sizes = ["model.num_heads=3", "position=rope"]  # heads of 10
     with pytest.raises(ConfigError) as error:
         build_gpt("attn=mla", *sizes, *wrong.split())

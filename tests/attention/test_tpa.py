@@ -125,7 +125,7 @@ def test_factors_are_drawn_by_xaviers_rule_each_as_one_matrix():
         ("part=qk_norm", "part: attn=tpa keeps no keys and values of each head"),
     ],
 )
-def test_what_does_not_fit_is_told_in_one_line(wrong, message):
+def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
     with pytest.raises(ConfigError) as error:
         build_gpt("attn=tpa", "model.num_heads=3", wrong)
     assert str(error.value).startswith(message)

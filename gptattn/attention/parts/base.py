@@ -26,11 +26,6 @@ class Part(nn.Module):
     def __init__(self) -> None:
         super().__init__()  # a signature without nn.Module's *args
 
-    @classmethod
-    def changes_heads(cls) -> bool:
-        """Whether it has a `heads` of its own."""
-        return cls.heads is not Part.heads
-
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,8 +23,9 @@ class ValueResidual(Part):
 
     def __init__(self, num_kv_heads: int, head_dim: int, provided: Collection[str] = ()) -> None:
         super().__init__()
-        self.sizes = f"num_kv_heads={num_kv_heads}, head_dim={head_dim}" if num_kv_heads else None
-        mixes = self.sizes is not None and VALUES in provided
+        sizes = f"num_kv_heads={num_kv_heads}, head_dim={head_dim}"
+        self.passed_on = {VALUES: sizes} if num_kv_heads else {}
+        mixes = num_kv_heads > 0 and VALUES in provided
         self.shares = nn.Parameter(torch.full((2,), 0.5)) if mixes else None
 
     def heads(
@@ -32,12 +33,12 @@ class ValueResidual(Part):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.shares is not None:
             v_BGTD = self.shares[0] * v_BGTD + self.shares[1] * shared.state[VALUES]
-        elif self.sizes is not None:
+        elif self.passed_on:
             shared.state[VALUES] = v_BGTD
         return q_BHTD, k_BGTD, v_BGTD
 
     def provides(self) -> dict[str, str]:
-        return {VALUES: self.sizes} if self.shares is None and self.sizes is not None else {}
+        return self.passed_on if self.shares is None else {}
 
     def needs(self) -> dict[str, str]:
-        return {VALUES: self.sizes} if self.shares is not None and self.sizes is not None else {}
+        return {} if self.shares is None else self.passed_on

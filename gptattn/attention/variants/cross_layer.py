@@ -66,7 +66,8 @@ class CrossLayerAttention(SoftmaxAttention):
         return q_BHTD, {} if self.reuses else new
 
     def cached(self) -> dict[str, Entry]:
-        return {} if self.reuses else super().cached()
+        entry = Entry(self.num_kv_heads, self.head_dim)
+        return {} if self.reuses else {"k": entry, "v": entry}
 
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared

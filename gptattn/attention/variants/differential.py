@@ -10,8 +10,14 @@ from torch import Tensor, nn
 from gptattn.attention.base import Shared, divisors
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Placed
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads, wide_rms_norm
+from gptattn.attention.softmax import (
+    Common,
+    Heads,
+    Placed,
+    SoftmaxAttention,
+    split_heads,
+    wide_rms_norm,
+)
 
 EPS = 1e-5  # of the RMSNorm, as in the authors' code
 
@@ -33,6 +39,8 @@ class DifferentialAttention(SoftmaxAttention):
     Source: Ye et al. 2024, arXiv:2410.05258, sec. 2.1.
     """
 
+    lambda0: Tensor
+
     def __init__(
         self,
         d_in: int,
@@ -47,8 +55,16 @@ class DifferentialAttention(SoftmaxAttention):
         out_bias: bool = True,
         **common: Unpack[Common],
     ) -> None:
-        _check_pairs(d_out, num_heads, num_kv_heads)
         heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, count, whole in (
+            ("num_heads", num_heads, d_out),
+            ("num_kv_heads", heads, num_heads),
+        ):
+            if count % 2:
+                raise ValueError(
+                    f"{name}={count} must be even for differential attention, which pairs them; "
+                    f"one of {[n for n in divisors(whole) if n % 2 == 0]}"
+                )
         super().__init__(d_in, d_out, context_length, num_heads, heads, **common)
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
@@ -89,29 +105,14 @@ class DifferentialAttention(SoftmaxAttention):
         # would sum them by A1 and by A2: on two cores, training at T = 1,024 then takes 2.0 times
         # `mha`'s time instead of 1.7, decoding at S = 8,192 1.9 times instead of 1.0.
         y = self.mix(q_BHTD, held["k"], held["v"], at, self._difference)
-        y = wide_rms_norm(y, (1 - self.get_buffer("lambda0")) * self.norm_gain, EPS)
+        y = wide_rms_norm(y, (1 - self.lambda0) * self.norm_gain, EPS)
         # The halves of a pair's output as two heads, side by side.
         return y.unflatten(3, (2, self.head_dim)).transpose(2, 3).flatten(1, 2)
 
     def _difference(self, w_BHTS: Tensor) -> Tensor:
         """Return A1 - lambda * A2 of each pair: [B, H/2, T, S]."""
+        plus = torch.exp((self.lambda_q1_D * self.lambda_k1_D).sum())
+        minus = torch.exp((self.lambda_q2_D * self.lambda_k2_D).sum())
+        lambda_ = plus - minus + self.lambda0
         first, second = w_BHTS.chunk(2, dim=1)
-        return first - self.weight_of_second().to(w_BHTS.dtype) * second
-
-    def weight_of_second(self) -> Tensor:
-        """Return lambda."""
-        first = torch.exp((self.lambda_q1_D * self.lambda_k1_D).sum())
-        second = torch.exp((self.lambda_q2_D * self.lambda_k2_D).sum())
-        return first - second + self.get_buffer("lambda0")
-
-
-def _check_pairs(d_out: int, num_heads: int, num_kv_heads: int | None) -> None:
-    """Raise ValueError for heads that do not form pairs."""
-    counts = (("num_heads", num_heads, d_out), ("num_kv_heads", num_kv_heads or 0, num_heads))
-    for name, heads, divided in counts:
-        if heads % 2:
-            even = [n for n in divisors(divided) if n % 2 == 0]
-            raise ValueError(
-                f"{name}={heads} must be even for differential attention, which pairs them; "
-                f"one of {even}"
-            )
+        return first - lambda_.to(w_BHTS.dtype) * second

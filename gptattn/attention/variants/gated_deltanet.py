@@ -4,7 +4,7 @@ The gated delta rule keeps a state S [D, V] per head, which every token decays, 
 
     S = exp(g) S;    S = S + beta k (v - k^T S)^T;    o = S^T q
 
-`recurrent` is this definition, one token after the other; `chunked` is the same function for
+`step` is this definition for one token; `chunked` does the same for all tokens of a row, in
 training. In rows of several documents each begins with a state of zero: `start_BT` is where in its
 row each token's document begins. Letters beside the usual ones: V value size of a head, N chunks, C
 tokens of a chunk; in the convolution C channels, K its size.
@@ -63,7 +63,13 @@ class GatedDeltaNet(Attention):
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_heads, 0.0)
-        if conv_size is not None and conv_size > context_length:
+        conv_size = conv_size or 0
+        if conv_size < 0:
+            raise ValueError(
+                f"conv_size={conv_size} is negative; give the tokens that a convolution sees, "
+                "or null for none"
+            )
+        if conv_size > context_length:
             raise ValueError(f"conv_size={conv_size} is above {context_length=}; 4 is usual")
         if chunk < 1:
             raise ValueError(f"chunk={chunk} must be 1 or more tokens; 64 is usual")
@@ -78,7 +84,7 @@ class GatedDeltaNet(Attention):
         self.W_query, self.W_key = (Linear(d_in, keys, bias=False) for _ in range(2))
         self.W_value, self.W_gate = (Linear(d_in, values, bias=False) for _ in range(2))
         self.W_decay, self.W_beta = (Linear(d_in, num_heads, bias=False) for _ in range(2))
-        self.conv = ShortConvolution(sum(self.channels), conv_size or 0)
+        self.conv = ShortConvolution(sum(self.channels), conv_size) if conv_size else None
         # exp(a_log) from 0 to 16; at 0 itself the logarithm would be infinite.
         self.a_log_H = nn.Parameter(torch.empty(num_heads).uniform_(0.01, 16).log())
         low, high = map(math.log, STEPS)
@@ -97,10 +103,10 @@ class GatedDeltaNet(Attention):
         there = (positions >= 0).unsqueeze(-1) if isinstance(positions, Tensor) else None
         if there is not None:
             new_BTC = new_BTC * there
-        tail_BKC, s_BHDV = None, None
-        if cache is not None:
-            tail_BKC, s_BHDV = cache.tensors.get("tail"), cache.tensors["state"]
-        q, k, v = F.silu(self.conv(new_BTC, tail_BKC, start_BT)).split(self.channels, -1)
+        s_BHDV = None if cache is None else cache.tensors["state"]
+        if self.conv is not None:
+            new_BTC = self.conv(new_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+        q, k, v = F.silu(new_BTC).split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
@@ -114,7 +120,9 @@ class GatedDeltaNet(Attention):
             v_BHTV = split_heads(v.to(wide), self.num_heads)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
             if s_BHDV is not None and x_BTE.shape[1] == 1:
-                y_BHTV, after = recurrent(*inputs, s_BHDV)
+                q_BHD, k_BHD, v_BHV, g_BH, beta_BH = (x.squeeze(2) for x in inputs)
+                y_BHV, after = step(q_BHD, k_BHD, v_BHV, g_BH, beta_BH, s_BHDV)
+                y_BHTV = y_BHV.unsqueeze(2)
             else:
                 y_BHTV, after = chunked(*inputs, s_BHDV, self.chunk, start_BT)
             if s_BHDV is not None:
@@ -124,16 +132,25 @@ class GatedDeltaNet(Attention):
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         w = self.W_query.weight
-        wide = torch.promote_types(w.dtype, torch.float32)
-        state = w.new_zeros(batch, self.num_heads, self.key_size, self.value_size, dtype=wide)
-        return Cache({"state": state} | self.conv.new_tail(batch))
+        wide, H = torch.promote_types(w.dtype, torch.float32), self.num_heads
+        tensors = {"state": w.new_zeros(batch, H, self.key_size, self.value_size, dtype=wide)}
+        if self.conv is not None:  # the inputs that its next outputs need
+            tensors["tail"] = w.new_zeros(batch, self.conv.size - 1, sum(self.channels))
+        return Cache(tensors)
 
     def flops(self, T: int, S: int) -> int:
         D, V = self.key_size, self.value_size
         if T == 1 < S:
-            # The recurrence: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
+            # `step`: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
             return 7 * self.num_heads * D * V
-        return self.num_heads * chunked_flops(T, D, V, self.chunk)
+        N = -(-T // self.chunk)  # `chunked`: its products and its solve
+        C = -(-T // N)
+        width = V + D  # columns of u
+        scores = 2 * 2 * C * C * D  # k k^T and q k^T
+        solve = C * (C - 1) * width
+        within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
+        carried = 2 * D * D * V + 2 * C * D * V
+        return self.num_heads * N * (scores + solve + within + carried)
 
     def residual_writer(self) -> nn.Linear | None:
         return self.out_proj
@@ -153,28 +170,18 @@ def _size(name: str, expand: float, head_dim: int) -> int:
     return size
 
 
-def recurrent(
-    q_BHTD: Tensor,
-    k_BHTD: Tensor,
-    v_BHTV: Tensor,
-    g_BHT: Tensor,
-    beta_BHT: Tensor,
-    s_BHDV: Tensor,
+def step(
+    q_BHD: Tensor, k_BHD: Tensor, v_BHV: Tensor, g_BH: Tensor, beta_BH: Tensor, s_BHDV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [B, H, T, V] of at least one token, and the state after the last.
+    """Return the output [B, H, V] of one token, and the state after it.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10.
     """
-    read = []
-    for q_BHD, k_BHD, v_BHV, g_BH, beta_BH in zip(
-        *(x.unbind(2) for x in (q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT)), strict=True
-    ):
-        s_BHDV = g_BH.exp()[..., None, None] * s_BHDV
-        error_BHV = v_BHV - (k_BHD[..., None, :] @ s_BHDV).squeeze(-2)
-        step_BHV = beta_BH[..., None] * error_BHV
-        s_BHDV = s_BHDV + k_BHD[..., None] * step_BHV[..., None, :]
-        read.append((q_BHD[..., None, :] @ s_BHDV).squeeze(-2))
-    return torch.stack(read, 2), s_BHDV
+    s_BHDV = g_BH.exp()[..., None, None] * s_BHDV
+    error_BHV = v_BHV - (k_BHD[..., None, :] @ s_BHDV).squeeze(-2)
+    write_BHV = beta_BH[..., None] * error_BHV
+    s_BHDV = s_BHDV + k_BHD[..., None] * write_BHV[..., None, :]
+    return (q_BHD[..., None, :] @ s_BHDV).squeeze(-2), s_BHDV
 
 
 def chunked(
@@ -187,7 +194,7 @@ def chunked(
     chunk: int,
     start_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `recurrent` does, from products over chunks of at most `chunk` tokens.
+    """Return the outputs [B, H, T, V] and the last state, by products over at most `chunk` tokens.
 
     Without a state it starts at zero. Within a chunk the steps u solve a triangular system, because
     each depends on the ones before it: (1 + A) u = beta (v - exp(b) S^T k), where b are the sums of
@@ -211,9 +218,15 @@ def chunked(
     exponent = (b[..., :, None] - b[..., None, :]).to(q.dtype).masked_fill(later, -torch.inf)
     decay, since_start = exponent.exp(), b.to(q.dtype).exp()[..., None]
     to_last = (b[..., -1:] - b).to(q.dtype).exp()[..., None]
-    if start_BT is not None:
-        among, before, with_last = _in_chunks(start_BT, N, C)
-        decay, since_start, to_last = decay * among, since_start * before, to_last * with_last
+    if start_BT is not None:  # nothing passes from one document to the next
+        # The padding of the last chunk belongs to the last document.
+        filled_BT = torch.cat([start_BT, start_BT[:, -1:].expand(-1, N * C - T)], 1)
+        start_B1NC = filled_BT.unflatten(1, (N, C))[:, None]
+        first_N1 = C * torch.arange(N, device=start_BT.device)[:, None]  # token of each chunk
+        same_document = start_B1NC[..., :, None] == start_B1NC[..., None, :]
+        decay = decay * same_document
+        since_start = since_start * (start_B1NC < first_N1)[..., None]
+        to_last = to_last * same_document[..., -1:]
     a = beta[..., None] * decay * (k @ k.mT)
     weight = decay * (q @ k.mT)
     to_end = to_last * k
@@ -225,69 +238,28 @@ def chunked(
     gain_v, gain_k = (to_end.mT @ u).split([V, q.shape[-1]], -1)
     keep = since_start[..., -1:, :] * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     s_BHDV = torch.zeros_like(gain_v[:, :, 0]) if s_BHDV is None else s_BHDV
-    s_BHNDV, last_BHDV = _states(s_BHDV, keep - gain_k, gain_v)
-    o = o_v + (since_start * q - o_k) @ s_BHNDV
-    return o.flatten(2, 3)[:, :, :T], last_BHDV
-
-
-def chunked_flops(T: int, D: int, V: int, chunk: int) -> int:
-    """Return the FLOPs of `chunked` for T tokens of a head: its products and its solve.
-
-    A multiply-add is two.
-    """
-    N = -(-T // chunk)
-    C = -(-T // N)
-    width = V + D  # columns of u
-    scores = 2 * 2 * C * C * D  # k k^T and q k^T
-    solve = C * (C - 1) * width
-    within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
-    carried = 2 * D * D * V + 2 * C * D * V
-    return N * (scores + solve + within + carried)
-
-
-def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return masks that broadcast over [B, H, N, C, C]: which tokens of a chunk share a document.
-
-    With each other; with a token before the chunk [.., C, 1]; with the chunk's last [.., C, 1].
-    """
-    more = N * C - start_BT.shape[1]
-    # The padding of the last chunk belongs to the last document.
-    filled = torch.cat([start_BT, start_BT[:, -1:].expand(-1, more)], 1)
-    start_B1NC = filled.unflatten(1, (N, C))[:, None]
-    begin_N1 = C * torch.arange(N, device=start_BT.device)[:, None]
-    among = start_B1NC[..., :, None] == start_B1NC[..., None, :]
-    return among, (start_B1NC < begin_N1)[..., None], among[..., -1:]
-
-
-def _states(s_BHDV: Tensor, keep_BHNDD: Tensor, gain_BHNDV: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk [B, H, N, D, V], and the one after the last."""
-    s, before = s_BHDV.flatten(0, 1), []
-    for keep, gain in zip(
-        keep_BHNDD.flatten(0, 1).unbind(1), gain_BHNDV.flatten(0, 1).unbind(1), strict=True
+    before, s = [], s_BHDV.flatten(0, 1)  # the state before each chunk
+    for keep_chunk, gain_chunk in zip(
+        (keep - gain_k).flatten(0, 1).unbind(1), gain_v.flatten(0, 1).unbind(1), strict=True
     ):
         before.append(s)
-        s = torch.baddbmm(gain, keep, s)
-    return torch.stack(before, 1).unflatten(0, s_BHDV.shape[:2]), s.view_as(s_BHDV)
+        s = torch.baddbmm(gain_chunk, keep_chunk, s)
+    s_BHNDV = torch.stack(before, 1).unflatten(0, s_BHDV.shape[:2])
+    o = o_v + (since_start * q - o_k) @ s_BHNDV
+    return o.flatten(2, 3)[:, :, :T], s.view_as(s_BHDV)
 
 
 class ShortConvolution(nn.Module):
     """y[t] = sum over i of weight[i] x[t - size + 1 + i], per channel, without bias.
 
-    Size 0: y = x. Letters: C channels, K = size. The weights are drawn as torch draws those of a
-    depthwise Conv1d. Raises ValueError for a negative size, as `conv_size`.
+    Letters: C channels, K = size. The weights are drawn as torch draws those of a depthwise Conv1d.
     """
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
-        if size < 0:
-            raise ValueError(
-                f"conv_size={size} is negative; give the tokens that a convolution sees, "
-                "or null for none"
-            )
-        self.size, bound = size, max(1, size) ** -0.5
+        self.size, bound = size, size**-0.5
         # With torch's axis of 1, so it is not a matrix.
-        drawn = torch.empty(channels, 1, size).uniform_(-bound, bound)
-        self.weight_C1K = nn.Parameter(drawn) if size else None
+        self.weight_C1K = nn.Parameter(torch.empty(channels, 1, size).uniform_(-bound, bound))
 
     def forward(
         self, x_BTC: Tensor, tail_BKC: Tensor | None = None, start_BT: Tensor | None = None
@@ -296,8 +268,6 @@ class ShortConvolution(nn.Module):
 
         start_BT: where in its row each token's document begins; it sees no inputs before that.
         """
-        if self.weight_C1K is None:
-            return x_BTC
         T = x_BTC.shape[1]
         if tail_BKC is None:
             seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
@@ -312,8 +282,3 @@ class ShortConvolution(nn.Module):
                 tap_BTC = tap_BTC.masked_fill((place_T < start_BT).unsqueeze(-1), 0.0)
             y_BTC = y_BTC + tap_BTC
         return y_BTC
-
-    def new_tail(self, batch: int) -> dict[str, Tensor]:
-        """Return `tail` [batch, size - 1, C] before the first token; nothing for size 0."""
-        w = self.weight_C1K
-        return {} if w is None else {"tail": w.new_zeros(batch, self.size - 1, len(w))}

@@ -2,12 +2,16 @@
 
 from typing import Unpack
 
-from gptattn.attention.softmax import Projected
-from gptattn.attention.variants.gqa import GroupedQueryAttention
+from torch import Tensor
+
+from gptattn.attention.base import HasHeads
+from gptattn.attention.cache import Entry
+from gptattn.attention.linear import Linear
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
 
 
-class MultiHeadAttention(GroupedQueryAttention):
-    """Grouped-query attention in groups of one: H heads of queries, keys and values.
+class MultiHeadAttention(HasHeads, SoftmaxAttention):
+    """One projection each for queries, keys and values, split into H heads.
 
     x [B, T, d_in] -> y [B, T, d_out]. Raises ValueError where num_heads does not divide d_out.
 
@@ -20,6 +24,25 @@ class MultiHeadAttention(GroupedQueryAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
-        **projected: Unpack[Projected],
+        *,
+        qkv_bias: bool = False,
+        out_proj: bool = True,
+        out_bias: bool = True,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **projected)
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+        # Built in the tutorials' order, so that the same seed gives the same numbers.
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = Linear(d_in, d_out, bias=qkv_bias)
+        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
+
+    def project(self, x_BTE: Tensor) -> Heads:
+        q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)
+        k_BHTD = split_heads(self.W_key(x_BTE), self.num_heads)
+        v_BHTD = split_heads(self.W_value(x_BTE), self.num_heads)
+        return q_BHTD, k_BHTD, v_BHTD
+
+    def cached(self) -> dict[str, Entry]:
+        entry = Entry(self.num_heads, self.head_dim)
+        return {"k": entry, "v": entry}

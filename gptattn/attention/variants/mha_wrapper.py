@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
+from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Placed
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
+from gptattn.attention.softmax import Common, Heads, Placed, SoftmaxAttention
 from gptattn.attention.variants.single_head import CausalAttention
 
 
@@ -42,15 +42,21 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         )
         self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
 
-    def _heads(self) -> list[CausalAttention]:
-        return [head for head in self.heads if isinstance(head, CausalAttention)]
-
     def project(self, x_BTE: Tensor) -> Heads:
-        q, k, v = zip(*(head.project(x_BTE) for head in self._heads()), strict=True)
-        return torch.cat(q, dim=1), torch.cat(k, dim=1), torch.cat(v, dim=1)
+        q, k, v = [], [], []
+        for head in self.heads:
+            assert isinstance(head, CausalAttention)
+            q.append(head.W_query(x_BTE))
+            k.append(head.W_key(x_BTE))
+            v.append(head.W_value(x_BTE))
+        return torch.stack(q, dim=1), torch.stack(k, dim=1), torch.stack(v, dim=1)
+
+    def cached(self) -> dict[str, Entry]:
+        entry = Entry(self.num_heads, self.head_dim)
+        return {"k": entry, "v": entry}
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
-        # Numbers of each head belong to all heads together.
+        # What a rule has for each head is for all heads at once.
         own = (at.rule.bias, at.rule.decay, at.rule.sink_H)
         decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower
         if decodes or any(x is not None for x in own):

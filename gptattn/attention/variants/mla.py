@@ -12,10 +12,10 @@ from torch import Tensor, einsum, nn
 from gptattn.attention.base import Shared, check_sizes
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Placed
 from gptattn.attention.softmax import (
     Common,
     Heads,
+    Placed,
     SoftmaxAttention,
     seen_pairs,
     split_heads,
@@ -72,10 +72,10 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         else:
             self.query_rank = _rank("query_rank", query_rank, d_out, min(d_in, queries))
             self.W_query_down = Linear(d_in, self.query_rank, bias=False)
-            self.query_norm = WideRMSNorm(self.query_rank, EPS)
+            self.query_norm = nn.RMSNorm(self.query_rank, EPS)
             self.W_query = Linear(self.query_rank, queries, bias=False)
         self.W_latent = Linear(d_in, self.kv_rank + P, bias=False)
-        self.latent_norm = WideRMSNorm(self.kv_rank, EPS)
+        self.latent_norm = nn.RMSNorm(self.kv_rank, EPS)
         # Plain layers: decoding reads their weights without calling them, so it prepares none.
         self.W_key = nn.Linear(self.kv_rank, d_out, bias=False)
         self.W_value = nn.Linear(self.kv_rank, d_out, bias=False)
@@ -86,10 +86,11 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         if self.query_rank is None:
             q_BTX = self.W_query(x_BTE)
         else:
-            q_BTX = self.W_query(self.query_norm(self.W_query_down(x_BTE)))
+            down_BTC = wide_rms_norm(self.W_query_down(x_BTE), self.query_norm.weight, EPS)
+            q_BTX = self.W_query(down_BTC)
         latent_BTC, k_BTP = self.W_latent(x_BTE).split([self.kv_rank, self.rope_dim], dim=-1)
-        latent_B1TC = self.latent_norm(latent_BTC).unsqueeze(1)
-        return split_heads(q_BTX, self.num_heads), latent_B1TC, k_BTP.unsqueeze(1)
+        latent_BTC = wide_rms_norm(latent_BTC, self.latent_norm.weight, EPS)
+        return split_heads(q_BTX, self.num_heads), latent_BTC.unsqueeze(1), k_BTP.unsqueeze(1)
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
         q_BHTX, latent_B1TC, k_B1TP = self.project(x_BTE)
@@ -141,13 +142,6 @@ class MultiHeadLatentAttention(SoftmaxAttention):
             return 2 * 2 * (C + P) * pairs
         # The weights' own count covers keys and values of T tokens; the cached ones are recomputed.
         return 2 * (2 * D + P) * pairs + 2 * 2 * (S - T) * C * self.d_out
-
-
-class WideRMSNorm(nn.RMSNorm):
-    """RMSNorm of latents; see `wide_rms_norm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return wide_rms_norm(x, self.weight, EPS)
 
 
 def _rank(name: str, rank: float, width: int, most: int) -> int:

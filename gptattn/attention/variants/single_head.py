@@ -5,8 +5,10 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.softmax import Common
-from gptattn.attention.variants.gqa import GroupedQueryAttention
+from gptattn.attention.base import HasHeads
+from gptattn.attention.cache import Entry
+from gptattn.attention.linear import Linear
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
 
 
 class SelfAttentionV1(nn.Module):
@@ -50,22 +52,13 @@ class SelfAttentionV2(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _self_attention(self.W_query(x), self.W_key(x), self.W_value(x))
 
-    @torch.no_grad()
-    def load_from(self, other: SelfAttentionV1) -> None:
-        """Copy V1's weights; a bias, which V1 lacks, becomes zero."""
-        for name in ("W_query", "W_key", "W_value"):
-            linear: nn.Linear = getattr(self, name)
-            linear.weight.copy_(getattr(other, name).T)
-            if linear.bias is not None:
-                linear.bias.zero_()
-
 
 def _self_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5).softmax(dim=-1)
     return weights @ v
 
 
-class CausalAttention(GroupedQueryAttention):
+class CausalAttention(HasHeads, SoftmaxAttention):
     """One causal head: x [B, T, d_in] -> y [B, T, d_out], without an output projection.
 
     Source: arXiv:1706.03762, sec. 3.2.1 and 3.2.3.
@@ -80,6 +73,15 @@ class CausalAttention(GroupedQueryAttention):
         qkv_bias: bool = False,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            d_in, d_out, context_length, 1, 1, qkv_bias=qkv_bias, out_proj=False, **common
-        )
+        super().__init__(d_in, d_out, context_length, 1, 1, **common)
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = Linear(d_in, d_out, bias=qkv_bias)
+        self.out_proj = None
+
+    def project(self, x_BTE: Tensor) -> Heads:
+        q_BTD, k_BTD, v_BTD = self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)
+        return q_BTD.unsqueeze(1), k_BTD.unsqueeze(1), v_BTD.unsqueeze(1)  # [B, 1, T, D]
+
+    def cached(self) -> dict[str, Entry]:
+        return {"k": Entry(1, self.head_dim), "v": Entry(1, self.head_dim)}

@@ -12,8 +12,14 @@ from torch import Tensor, einsum, nn
 from gptattn.attention.base import Shared
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Placed
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, seen_pairs, split_heads
+from gptattn.attention.softmax import (
+    Common,
+    Heads,
+    Placed,
+    SoftmaxAttention,
+    seen_pairs,
+    split_heads,
+)
 
 
 class TensorProductAttention(SoftmaxAttention):
