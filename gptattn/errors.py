@@ -73,6 +73,10 @@ class OutOfMemory(UserError):
     exit_code = 8
 
 
+class ForeignError(UserError):
+    """An error in the user's own code, such as a variant; its field is `file:line`."""
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether memory ran out, judging by the type, the errno or the message."""
     lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM

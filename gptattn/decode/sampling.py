@@ -22,7 +22,7 @@ class Sampling:
     temperature, top_k, top_p, min_p.
     """
 
-    temperature: float = field(default=1.0, metadata=within(least=0, hint="; 0 is greedy"))
+    temperature: float = field(default=1.0, metadata=within(least=0))
     top_k: int | None = field(default=None, metadata=within(least=1))
     top_p: float | None = field(default=None, metadata=within(above=0, most=1))
     min_p: float | None = field(default=None, metadata=within(above=0, most=1))

@@ -8,12 +8,16 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
+import gptattn
 from gptattn.errors import (
     ConfigError,
     DiskError,
+    ForeignError,
     OutOfMemory,
     UserError,
     lacks_memory,
@@ -112,17 +116,19 @@ def report(error: Exception, debug: bool = False) -> int:
     message = str(known)
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
-        message = (
-            f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it, unless "
-            "the traceback ends in code of your own"
-        )
+        message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it"
+    if isinstance(known, ForeignError) and not debug:
+        message += "; HYDRA_FULL_ERROR=1 shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     print(f"error: {line}", file=sys.stderr)
     return 1 if known is None else known.exit_code
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """Return the UserError for an error of the machine or the disk; None for a bug."""
+    """Return the UserError for an error of the machine, the disk or the user's own code.
+
+    Return None for any other error: a bug of ours.
+    """
     if isinstance(error, UserError):
         return error
     repeats = re.match(r"(\S+) does not have a deterministic implementation", str(error))
@@ -136,8 +142,29 @@ def as_user_error(error: BaseException) -> UserError | None:
         return OutOfMemory(
             "memory", "too little for this run; raise accumulate, or take a smaller model"
         )
+    if (place := find_own_code(error)) is not None:
+        return ForeignError(place, f"{type(error).__name__}: {error}")
     if isinstance(error, OSError) and error.errno in REFUSALS | PATHS:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
         )
+    return None
+
+
+def find_own_code(error: BaseException) -> str | None:
+    """Return the `file:line` of the user's own code that raised the error, or passed it on."""
+    package = Path(gptattn.__file__).parent
+    main = getattr(sys.modules["__main__"], "__file__", None) or package  # train.py or a script
+    libraries = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    others = [package, package.parent / "hydra_plugins", main, *libraries]
+    places = [
+        (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    if isinstance(error, SyntaxError) and error.filename:  # a file that cannot be parsed
+        places.append((error.filename, error.lineno or 1))
+    for name, line in reversed(places):
+        file = Path(name)
+        if file.is_file() and not any(file.is_relative_to(other) for other in others):
+            near = file.is_relative_to(Path.cwd())
+            return f"{file.relative_to(Path.cwd()) if near else file}:{line}"
     return None

@@ -13,6 +13,7 @@ from gptattn.settings.values import build_dataclass
 
 # Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
+UNKNOWN = object()  # equals no value
 
 
 def resume_settings(
@@ -31,9 +32,12 @@ def resume_settings(
         if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
         if meaning(key) not in RESUMES:
-            raise ConfigError(
-                key, "is fixed once a run has begun; leave it out, or start a new run"
-            )
+            value = OmegaConf.select(cfg, key)
+            if value != OmegaConf.select(node, key, default=UNKNOWN):
+                raise ConfigError(
+                    key, "is fixed once a run has begun; leave it out, or start a new run"
+                )
+            continue  # the command that started the run, with resume= added
         OmegaConf.update(node, key, OmegaConf.select(cfg, key), merge=False)
     given = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in given.values()):

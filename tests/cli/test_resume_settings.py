@@ -54,6 +54,13 @@ def test_a_budget_in_another_unit_replaces_the_recorded_one(tmp_path: Path) -> N
     assert found.attn == recorded.attn
 
 
+def test_the_settings_of_the_first_command_may_stand_beside_resume(tmp_path: Path) -> None:
+    given = tiny(tmp_path, "attn=gqa", "seed=3", "part=[gate]", "pattern=null")
+    recorded = cached_settings(*given)
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        assert resume_settings(recorded, given, compose("train", given)) == recorded
+
+
 def test_fewer_steps_than_are_taken_are_refused(
     stopped: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,13 +1,16 @@
-"""What ends a run from outside: the terminal that closes, with and without nohup."""
+"""What ends a run: a terminal that closes, with and without nohup, and errors in one's own code."""
 
+import importlib
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from gptattn.machine.ending import handled_signals
+from gptattn.errors import ForeignError
+from gptattn.machine.ending import as_user_error, handled_signals
 
 
 @pytest.fixture(autouse=True)
@@ -37,3 +40,26 @@ def test_output_to_a_terminal_that_is_gone_raises_nothing_after_the_signal() -> 
     # In a session of its own: closing the terminal must not hang up the tests.
     ended = subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
     assert ended.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import torch\ntorch.zeros(2) @ torch.zeros(3)\n",
+            "mine.py:2: RuntimeError: inconsistent",
+        ),
+        ("x = 1\ny = (\n", "mine.py:2: SyntaxError: "),
+    ],
+)
+def test_an_error_in_code_of_ones_own_names_its_file_and_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        importlib.import_module("mine")
+    error = as_user_error(caught.value)
+    assert isinstance(error, ForeignError)
+    assert str(error).startswith(said)
