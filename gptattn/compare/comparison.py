@@ -44,14 +44,14 @@ from gptattn.compare.statistics import (
     pair_by_seed,
 )
 from gptattn.errors import ConfigError
-from gptattn.runs.metrics import BITS, OF_DATA, REPORTED
+from gptattn.runs.metrics import BITS, CACHE, FLOPS, LOSS, OF_DATA, PARAMS, REPORTED, SPEED
 from gptattn.settings.values import suggest
 
 COSTS = {
-    "params": "cost/params",
-    "cache": "cost/kv_bytes_per_token",
-    "flops": "cost/flops_per_token",
-    "speed": "perf/tokens_per_s",
+    "params": PARAMS,
+    "cache": CACHE,
+    "flops": FLOPS,
+    "speed": SPEED,
 }
 # Prefixes of the settings that an axis stands for.
 OWN = {
@@ -81,7 +81,7 @@ class Row:
     @property
     def loss(self) -> float:
         """Mean validation loss, nats per token."""
-        return self.metrics["val/loss"].mean
+        return self.metrics[LOSS].mean
 
     def mean(self, metric: str) -> float | None:
         """Return the metric's mean over the runs; None if no run has it."""
@@ -131,7 +131,7 @@ class Across:
     losses: Mapping[str, Change]  # of the common rows: the baseline, then by first loss
     gaps: Mapping[str, Change]  # loss minus the baseline's
     others: list[str]  # other settings that differ between the two sections' rows
-    metric: str = "val/loss"  # of `losses`, in nats; val/bits_per_byte between tokenizers
+    metric: str = LOSS  # of `losses`, in nats; val/bits_per_byte between tokenizers
     token_bytes: tuple[float, float] | None = None  # of each tokenizer
 
 
@@ -258,7 +258,7 @@ def make_section(
     losses; its pair with the baseline is not tested again.
     """
     metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
-    losses = {name: own["val/loss"].mean for name, own in metrics.items()}
+    losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
     differences = _differences_to(baseline, others, groups)
@@ -329,7 +329,7 @@ def _speed(
 
     Return None with fewer than two common seeds or a speed of 0.
     """
-    ours, theirs = pair_by_seed([members, base], "perf/tokens_per_s").values
+    ours, theirs = pair_by_seed([members, base], SPEED).values
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None
     ratios = np.log(ours / theirs)
@@ -346,7 +346,7 @@ def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, s
         # `pareto_front` minimises, and more tokens/s is better.
         sign = -1 if cost == "speed" else 1
         costs = [sign * metrics[name][metric].mean for name in known]
-        losses = [metrics[name]["val/loss"].mean for name in known]
+        losses = [metrics[name][LOSS].mean for name in known]
         fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
     return fronts
 
@@ -383,7 +383,7 @@ def _across(one: Section, other: Section) -> Across | None:
     runs = [run for members in (*before.values(), *after.values()) for run in members]
     if tokenizers and not all("val_bytes" in run.data for run in runs):
         return None
-    metric = BITS if tokenizers else "val/loss"
+    metric = BITS if tokenizers else LOSS
     first, second = (each.parts[axis] or f"another {axis}" for each in (one, other))
     # The baseline first, then by loss, as in the first section.
     shared = [name for name in before if name in after]
@@ -416,7 +416,7 @@ def _across(one: Section, other: Section) -> Across | None:
 
 def _token_bytes(*runs: Run) -> tuple[float, float] | None:
     """Return the bytes per held-out token of each of two runs; None if unknown."""
-    bits = [run.metrics["val/loss"] / math.log(2) for run in runs]
+    bits = [run.metrics[LOSS] / math.log(2) for run in runs]
     per_byte = [run.metrics.get(BITS, 0.0) for run in runs]
     if not all(per_byte):
         return None

@@ -21,6 +21,7 @@ from gptattn.compare.finished_runs import LARGEST, Run, one_line
 from gptattn.compare.statistics import Estimate, critical_t, t_interval
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
 from gptattn.runs.rows import Row as MetricsRow
 from gptattn.runs.rows import read_rows
 
@@ -33,9 +34,9 @@ FEWEST_FOR_BAND = 3
 FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write, and may remove
 TAGS = {
-    "val/loss": ("val", "loss"),
-    "val/bits_per_byte": ("val", "bits"),
-    "train/loss": ("train", "loss"),
+    LOSS: ("val", "loss"),
+    BITS: ("val", "bits"),
+    TRAIN_LOSS: ("train", "loss"),
 }
 
 

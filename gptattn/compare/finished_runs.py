@@ -18,6 +18,7 @@ from gptattn.errors import DataError
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
+from gptattn.runs.metrics import LOSS
 from gptattn.runs.two_stages import FirstStage, read_two_stages
 from gptattn.settings.identity import (
     Provenance,
@@ -225,7 +226,7 @@ def _read(path: Path) -> Run:
     if folder.replaced:
         raise ValueError("replaced: its variant has a better learning rate now")
     metrics = finite(summary.metrics)
-    if "val/loss" not in metrics:
+    if LOSS not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     recorded = folder.read_settings()
     config, data = _flat(recorded), _flat(summary.data)
@@ -311,7 +312,7 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     extended: dict[str, list[Run]] = {}
     for run in runs:
         ends = [_at(run, end) for end in run.completed if end.step < run.steps]
-        ends = [end for end in ends if "val/loss" in end.metrics]
+        ends = [end for end in ends if LOSS in end.metrics]
         kept.append(ends[0] if ends else run)
         if ends:
             history = ", then ".join(end.budget for end in [*ends, run])
@@ -321,7 +322,7 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         alike = len({run.variant for run in members}) > 1
         kept += members if alike else []
         for run in members:
-            final = f", {run.metrics['val/loss']:.4f}, has no run to compare with"
+            final = f", {run.metrics[LOSS]:.4f}, has no run to compare with"
             final = " is compared with runs extended alike" if alike else final
             notes.append(
                 one_line(

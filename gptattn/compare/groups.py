@@ -21,6 +21,7 @@ from pandas import DataFrame
 from gptattn.compare.differences import RATE, count_shared, count_values, tell_apart, width_before
 from gptattn.compare.finished_runs import Run
 from gptattn.errors import ConfigError
+from gptattn.runs.metrics import PARAMS
 
 Groups = dict[str, list[Run]]
 
@@ -187,7 +188,7 @@ def _differences_on_axis(axis: str, runs: Sequence[Run]) -> list[str]:
 
 def _order(runs: Sequence[Run]) -> list[object]:
     """Sort key: by text, then by parameters, then by the words, with 200 before 1,000."""
-    params = min(run.metrics.get("cost/params", 0.0) for run in runs)
+    params = min(run.metrics.get(PARAMS, 0.0) for run in runs)
     words = {axis: ", ".join(own) or "?" for axis, own in words_by_axis(runs[0]).items()}
     text = [words.pop(axis) for axis in ("data", "validation")]
     rest = " ".join(words.values()).replace(",", "")

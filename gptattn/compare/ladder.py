@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import Groups
 from gptattn.compare.statistics import ALPHA, Interval
+from gptattn.runs.metrics import CACHE, FLOPS, LOSS, SPEED
 
 Array = NDArray[np.float64]
 EXPONENTS = (0.005, 2.0)  # searched
@@ -288,9 +289,9 @@ def _tokens(run: Run) -> float:
 
 # What a run has spent of each cost; a KeyError if it lacks the figure.
 LADDER_COSTS: dict[str, Callable[[Run], float]] = {
-    "compute": lambda run: run.metrics["cost/flops_per_token"] * _tokens(run),
-    "cache": lambda run: run.metrics["cost/kv_bytes_per_token"],
-    "seconds": lambda run: _tokens(run) / run.metrics["perf/tokens_per_s"],
+    "compute": lambda run: run.metrics[FLOPS] * _tokens(run),
+    "cache": lambda run: run.metrics[CACHE],
+    "seconds": lambda run: _tokens(run) / run.metrics[SPEED],
 }
 
 
@@ -337,7 +338,7 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
     if any(np.any(np.diff(own) <= 0) or own[0] <= 0 for own in spent.values()):
         return None
     losses = {
-        name: np.array([[run.metrics["val/loss"] for run in runs] for runs in sizes])
+        name: np.array([[run.metrics[LOSS] for run in runs] for runs in sizes])
         for name, sizes in cells.items()
     }
     ladder = Ladder(spent, losses)

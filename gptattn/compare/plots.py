@@ -37,6 +37,7 @@ from gptattn.compare.curves import (
 from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.statistics import Estimate
 from gptattn.compare.verdicts import seed_words
+from gptattn.runs.metrics import LOSS, PARAMS
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
@@ -49,7 +50,7 @@ CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
 FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
-LOSS = "validation loss (nats)"
+LOSS_LABEL = "validation loss (nats)"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "figure.facecolor": "none",
@@ -112,7 +113,7 @@ def draw_plots(
     """Return the plots that span several sections, and those of each section."""
     families: dict[str, list[Section]] = {}
     for section in comparison.sections:
-        if all("cost/params" in row.metrics for row in section.rows):
+        if all(PARAMS in row.metrics for row in section.rows):
             families.setdefault(section.title_without("model"), []).append(section)
     sized = [members for members in families.values() if len(members) > 1]
     with rc_context(STYLE), warnings.catch_warnings():
@@ -231,7 +232,7 @@ def _cost_plot(rows: Sequence[Row], looks: Mapping[str, Look], cost: str, name: 
     _scale_x(axes, [row.metrics[metric].mean for row in rows], base=2 if cost == "cache" else 10)
     axes.margins(x=0.12, y=0.12)
     better, gain = ("right", "more tokens/s") if cost == "speed" else ("left", "a lower cost")
-    axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel=LOSS)
+    axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel=LOSS_LABEL)
     caption = (
         f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}. Filled markers: "
         "the Pareto front (the line), where no other variant has both a lower mean loss and "
@@ -249,7 +250,7 @@ def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], na
     axes = new_axes()
     _draw_bands(axes, bands, looks, first=FIRST_CONTEXT)
     _scale_x(axes, [1, length], base=2)
-    axes.set(xlabel="tokens of context", ylabel=LOSS)
+    axes.set(xlabel="tokens of context", ylabel=LOSS_LABEL)
     caption = (
         "Mean loss by the number of tokens that a prediction sees, two points per doubling, over "
         "whole windows of the held-out text; bands are "
@@ -290,7 +291,7 @@ def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str
                     elinewidth=0.6,
                 )
     _scale_x(below, [one.bytes_per_token for one in shown], base=2)
-    above.set(ylabel=LOSS)
+    above.set(ylabel=LOSS_LABEL)
     below.set(xlabel="cache bytes per token (left is better)", ylabel="change from full (nats)")
     handles = [
         Line2D([], [], label=_label(kind), marker=marker, color=INK, linestyle="none", markersize=5)
@@ -315,14 +316,14 @@ def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
             lines.setdefault(row.name, []).append(row)
     axes, params = new_axes(), list[float]()
     for i, (name, rows) in enumerate(list(lines.items())[:MAX_NAMED]):
-        rows.sort(key=lambda row: row.metrics["cost/params"].mean)
-        x, style = [row.metrics["cost/params"].mean for row in rows], look(i, name)
+        rows.sort(key=lambda row: row.metrics[PARAMS].mean)
+        x, style = [row.metrics[PARAMS].mean for row in rows], look(i, name)
         axes.plot(x, [row.loss for row in rows], linewidth=1.4, markersize=5, **style)
         for row in rows:
-            _draw_seeds(axes, row.metrics["cost/params"], row, style["color"])
+            _draw_seeds(axes, row.metrics[PARAMS], row, style["color"])
         params += x
     _scale_x(axes, params)
-    axes.set(xlabel="parameters", ylabel=LOSS)
+    axes.set(xlabel="parameters", ylabel=LOSS_LABEL)
     sizes = ", ".join(section.parts["model"] for section in sections)
     caption = (
         f"A line joins the sizes of one variant ({sizes}). "
@@ -349,7 +350,7 @@ def _ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
         axes.plot(spent, ladder.losses[name].mean(axis=1), markersize=5, **style)
         axes.plot(spent[-1], scaled.predicted[name], "_", color=style["color"], markersize=14)
     _scale_x(axes, np.concatenate([*ladder.compute.values()]), linear_up_to=1)
-    axes.set(xlabel=LADDER_AXES[scaled.cost], ylabel=LOSS)
+    axes.set(xlabel=LADDER_AXES[scaled.cost], ylabel=LOSS_LABEL)
     caption = (
         f"Means over {seed_words([report.seeds])} at {len(report.sizes)} sizes. "
         "Lines: the law through all of them. Dashes: the loss that the law of the smaller sizes "
@@ -385,10 +386,10 @@ def _draw_seeds(axes: Any, x: Estimate, row: Row, colour: str) -> None:
     """Draw the bars of a row's point, or its seeds if there are too few for an interval."""
     if 1 < row.n < FEWEST_FOR_BAND:
         for run in row.runs:
-            loss = run.metrics["val/loss"]
+            loss = run.metrics[LOSS]
             axes.plot(x.mean, loss, "_", color=colour, markersize=9, alpha=0.6)
         return
-    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics["val/loss"])}
+    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics[LOSS])}
     axes.errorbar(x.mean, row.loss, **bars, color=colour, elinewidth=1, capsize=2)
 
 

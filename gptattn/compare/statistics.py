@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gptattn.compare.finished_runs import Run
+from gptattn.runs.metrics import LOSS
 from gptattn.runs.two_stages import FirstStage
 
 Interval = tuple[float, float]
@@ -224,7 +225,7 @@ class Paired:
     unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
 
 
-def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
+def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = LOSS) -> Paired:
     """Return the metric of each group at the seeds common to all, [groups, n]."""
     found = [
         {run.seed: run.metrics[metric] for run in runs if metric in run.metrics} for runs in groups
@@ -255,7 +256,7 @@ def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
 
 def compare_family(
     pairs: Mapping[tuple[str, str], Sequence[Sequence[Run]]],
-    metric: str = "val/loss",
+    metric: str = LOSS,
     comparisons: int | None = None,
 ) -> dict[str, Change]:
     """Return the change from the first to the second group of each (baseline, variant) pair.

@@ -10,13 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import (
-    OF_DATA,
-    Across,
-    Comparison,
-    Section,
-    estimate_metrics,
-)
+from gptattn.compare.comparison import Across, Comparison, Section, estimate_metrics
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.differences import RATE, UNSET
 from gptattn.compare.finished_runs import Run
@@ -24,19 +18,10 @@ from gptattn.compare.groups import group_runs, rates_differ
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.machine.console import StdoutConsole
+from gptattn.runs.metrics import LOSS, OF_DATA, REPORTED
 
 # Heading -> metric, and the format of its mean.
-COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "val loss": ("val/loss", "{:.4f}".format),
-    "accuracy": ("val/accuracy", "{:.4f}".format),
-    "bits/byte": ("val/bits_per_byte", "{:.3f}".format),
-    "tokens/s": ("perf/tokens_per_s", "{:,.0f}".format),
-    "step ms": ("perf/step_ms", "{:,.1f}".format),
-    "params": ("cost/params", "{:,.0f}".format),
-    "MFLOPs/token": ("cost/flops_per_token", lambda flops: f"{flops * 1e-6:,.2f}"),
-    "cache B/token": ("cost/kv_bytes_per_token", "{:,.0f}".format),
-    "peak MB": ("perf/peak_memory_training_mb", "{:,.0f}".format),
-}
+COLUMNS = {shown[0]: (metric, shown[1]) for metric, shown in REPORTED.items() if shown}
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
@@ -107,7 +92,7 @@ def _metric_cells(rows: Sequence[Mapping[str, Estimate]]) -> list[list[str]]:
             form(row[metric].mean) if metric in row else MISSING
             for metric, form in columns.values()
         ]
-        cells.append([mean_cell(row["val/loss"]), *means[1:]])
+        cells.append([mean_cell(row[LOSS]), *means[1:]])
     return cells
 
 
@@ -239,7 +224,7 @@ def _across_table(across: Across) -> TitledTable:
         figures = [f"{loss.first:.4f}", f"{loss.second:.4f}", *difference_cells(loss.difference)]
         figures += difference_cells(gap and gap.difference) * gaps
         cells.append([name, f"{loss.difference.n}", *figures])
-    what = "losses" if across.metric == "val/loss" else "bits per byte"
+    what = "losses" if across.metric == LOSS else "bits per byte"
     lines = [f"mean {what} over the n seeds in common", "change: paired difference by seed"]
     base = across.baseline
     if gaps:

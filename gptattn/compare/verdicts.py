@@ -14,6 +14,7 @@ from gptattn.compare.statistics import (
     correlation_interval,
     stein_seeds,
 )
+from gptattn.runs.metrics import CACHE, FLOPS, LOSS, PARAMS
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
@@ -25,7 +26,7 @@ NEEDS = {
     "seconds": "seconds of training",
 }
 # Metric -> its name and unit.
-NAMES = {"val/loss": ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
+NAMES = {LOSS: ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 # What `match` made equal, and what it changed.
 MATCHED = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache", "model.d_mlp": "MLP"}
 FEWEST_FOR_FIRST = 3  # seeds per row needed to name a best row
@@ -169,14 +170,14 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     interval over seeds excludes 1.
     """
     words = []
-    for metric in ("cost/kv_bytes_per_token", "cost/params", "cost/flops_per_token"):
+    for metric in (CACHE, PARAMS, FLOPS):
         value, of = row.mean(metric), baseline.mean(metric)
         if not value or not of or value == of:
             continue
         change = more_or_fewer(value, of)
-        if metric == "cost/kv_bytes_per_token":
+        if metric == CACHE:
             words.append(f"needs {share(value, of)} {'of ' * (value < of)}the cache")
-        elif metric == "cost/params" and change:
+        elif metric == PARAMS and change:
             words.append(f"has {change} parameters")
         elif change:
             words.append(f"takes {change} FLOPs per token")

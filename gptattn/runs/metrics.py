@@ -1,8 +1,10 @@
-"""The names of the metrics that runs record and reports show, `group/what_unit`. It needs no torch.
+"""The metrics that runs record and reports show, `group/what_unit`. It needs no torch.
 
-A metric is recorded where it is measured; being in REPORTED shows it in reports and in
-TensorBoard's table of runs.
+A metric is recorded where it is measured, and is then in metrics.jsonl, TensorBoard and
+`load_runs`. REPORTED shows it in reports and in TensorBoard's table of runs.
 """
+
+from collections.abc import Callable
 
 LOSS = "val/loss"  # nats per token, of the held-out text
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
@@ -12,18 +14,21 @@ SPEED = "perf/tokens_per_s"  # in training; None if other runs shared the machin
 STEP_MS = "perf/step_ms"
 MFU = "perf/mfu"  # share of the device's measured FLOP/s
 MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
+PARAMS, PARAMS_ATTENTION = "cost/params", "cost/params_attention"
 FLOPS = "cost/flops_per_token"  # in training
 CACHE = "cost/kv_bytes_per_token"
 
-# In the order of a report.
-REPORTED = (
-    LOSS,
-    *OF_DATA,
-    SPEED,
-    STEP_MS,
-    "cost/params",
-    "cost/params_attention",
-    FLOPS,
-    CACHE,
-    MEMORY,
-)
+# In the order of a report: the heading in its table, and the format of a mean. None: in its files
+# only.
+REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
+    LOSS: ("val loss", "{:.4f}".format),
+    ACCURACY: ("accuracy", "{:.4f}".format),
+    BITS: ("bits/byte", "{:.3f}".format),
+    SPEED: ("tokens/s", "{:,.0f}".format),
+    STEP_MS: ("step ms", "{:,.1f}".format),
+    PARAMS: ("params", "{:,.0f}".format),
+    PARAMS_ATTENTION: None,
+    FLOPS: ("MFLOPs/token", lambda flops: f"{flops * 1e-6:,.2f}"),
+    CACHE: ("cache B/token", "{:,.0f}".format),
+    MEMORY: ("peak MB", "{:,.0f}".format),
+}
