@@ -2,7 +2,7 @@
 
 Start reading at `base.py`, the contract, and `SoftmaxAttention.forward`; `variants/` has a file per
 mechanism, `parts/` one per part. Each file in `conf/attn` names its mechanism's class, so a new one
-needs no line here. This room may import `position` and the rooms before it.
+needs no line here. It may import `position` and what comes before it.
 """
 
 from gptattn.attention.base import Attention, HasHeads, HasMaps, HeadWeights, Shared

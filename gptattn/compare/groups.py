@@ -35,7 +35,7 @@ COMPARED_ACROSS = (*ROWS_OR_SECTIONS, "tokenizer")
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
 MATRICES = "optim.matrices"  # their rule; without one they use AdamW, like everything else
 NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # other axes have them
-LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
+LONGEST_IN_TITLE = 20  # characters; a longer setting is shown as a hash
 
 
 class RunSet(NamedTuple):
@@ -90,7 +90,7 @@ def words_by_axis(run: Run) -> dict[str, list[str]]:
 def _tokenizer(run: Run) -> list[str]:
     def short(value: str) -> str:  # a hash, for what is too long for a title: a vocabulary
         digest = hashlib.sha256(value.encode()).hexdigest()[:8]
-        return value if len(value) <= LONGEST else f"#{digest}"
+        return value if len(value) <= LONGEST_IN_TITLE else f"#{digest}"
 
     # The path is left out: a tokenizer file is identified by its sha256.
     settings = [
@@ -199,11 +199,11 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     """Group runs that have the same variant, settings and code, under the shortest unique names.
 
     The name is the variant. If several groups share it, their differences follow: the config file
-    (`model=nano`) where that explains them, otherwise the settings; of attention, parts and
-    position the file and what differs between runs of the same file. Where they are many, and all
-    but one group have changed something in that one, as in an ablation, a name has what was
-    changed. Learning rates are left out where each group has its own. Each group holds one run per
-    seed, sorted by seed: the newest, as a repeat is no further sample.
+    (`model=nano`) where that explains them, otherwise the settings. For attention, parts and
+    position, that is the file and the settings that differ within it. In an ablation (many groups,
+    each a change to one of them), it is only the change. Learning rates are left out where each
+    group has its own. Each group holds one run per seed, sorted by seed: the newest, because a
+    repeat is no further sample.
     """
     groups: dict[object, dict[int, Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):

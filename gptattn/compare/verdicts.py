@@ -251,9 +251,8 @@ def sure_words(section: Section) -> list[str]:
     stages = {d.first for d in differences if d.first}
     if stages:
         lines.append(
-            f"More seeds followed on the first {min(stages)}, as many as the spread over those "
-            "asks for; the intervals and p of differences have the deviation of the first alone "
-            "(Stein 1945)."
+            f"The spread over the first {min(stages)} seeds set how many more were run; intervals "
+            "and p of differences use the standard deviation of those alone (Stein 1945)."
         )
     paired = [d for d in differences if d.n >= FEWEST_FOR_PAIRING and d.unpaired]
     if paired:

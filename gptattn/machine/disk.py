@@ -1,6 +1,7 @@
 """Writes files atomically: whole or not at all.
 
-A full or read-only disk, or a missing permission, is one line with the path and the bytes needed.
+If the disk is full or read-only, or permission is missing, DiskError names the path and, when full,
+the bytes needed.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """How a command ends: signals, exit codes, and one line for a mistake.
 
-While a run trains, a signal is a request, granted at the end of a step, where the state is whole.
+While a run trains, a signal is a request, granted at the end of a step, where the state is whole
+(`training/checkpoints.py`).
 """
 
 import errno

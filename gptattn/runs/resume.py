@@ -1,4 +1,7 @@
-"""Where a run resumes, and whether its text, tokenizer and device are unchanged."""
+"""Where a run resumes, and whether its text, tokenizer and device are unchanged.
+
+`training/run.py` resumes it; `settings/resumed.py` says which settings may change.
+"""
 
 import sys
 from dataclasses import dataclass, field

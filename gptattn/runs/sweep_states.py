@@ -1,4 +1,7 @@
-"""The progress of a sweep, from its list of runs and their folders. It needs no torch."""
+"""The state of each run of a sweep, from its list of runs and their folders, for the report.
+
+It needs no torch. What is already done is decided in `sweep/plan.py`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +10,7 @@ from pathlib import Path
 
 from gptattn.machine.disk import write_atomically
 from gptattn.machine.lock import is_locked
-from gptattn.runs.folder import RunFolder
+from gptattn.runs.folder import LOCK, RunFolder
 
 PLANNED = "sweep.json"
 SWEEP_LOCK = ".sweep.lock"
@@ -55,7 +58,7 @@ def sweep_states(folder: Path) -> SweepStates:
             states[name] = "done"
         elif (failure := run.read_failure()) is not None:
             states[name], reasons[name] = "failed", str(failure.get("error", ""))
-        elif is_locked(run.path / ".lock"):
+        elif is_locked(run.path / LOCK):
             states[name] = "running"
         else:
             states[name] = "submitted"

@@ -1,4 +1,4 @@
 """The schema of a run's settings, from Hydra's config to them, and the objects built from them.
 
-It may import `data` and the rooms before it. Start reading at `config.py`, then `compose.py`.
+It may import `data` and what comes before it. Start reading at `config.py`, then `compose.py`.
 """

@@ -205,7 +205,9 @@ class Settings:
     """
 
     experiment_name: str = field(metadata=FIXED)
-    seed: int = field(metadata=within(least=0, most=2**32 - 1) | FIXED)  # names have it apart
+    seed: int = field(
+        metadata=within(least=0, most=2**32 - 1) | FIXED
+    )  # shown separately in a run's name
     batch_size: int = field(metadata=within(above=0, most=2**20))
     accumulate: int = field(metadata=POSITIVE)
     loss_chunk_tokens: int | None = field(metadata=POSITIVE)

@@ -1,7 +1,7 @@
 """What determines a run's result: its settings, code, text, starting weights and device.
 
-The run's name, the search for finished runs, resume, and the report's check that two runs may be
-compared all ask here.
+The run's name, the search for finished runs and resume ask here, and so does the report: runs that
+differ in this are never averaged (`compare/groups.py`).
 """
 
 import hashlib
@@ -21,7 +21,7 @@ RESUMES = (LENGTH, PLACE, VIEW)  # may change when a run is resumed
 NAMED = (RESULT, LENGTH, PLACE)  # an override is part of the run's name
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
-# Overrides that change no result: of the command, and choices that a run's name has first anyway.
+# Overrides left out of a run's name: those of the command, and choices that the name begins with.
 OF_COMMAND = ("experiment", "launcher", "resume", "run_dir", "trainer", "attn", "pattern", "part")
 
 

@@ -104,7 +104,7 @@ def _run_stages(
     try:
         while stage is not None:
             found = find_runs(stage.plans)
-            # A run that diverged is an answer to a stage that does not count, and else a failure.
+            # In a tuning stage a run that diverged is a result: its rate is out.
             results: Results = {**found.done}
             if not stage.counts:
                 results |= dict.fromkeys(found.diverged)

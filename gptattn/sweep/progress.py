@@ -1,4 +1,4 @@
-"""What a sweep prints: what is planned, how far it is, and how its runs have ended."""
+"""What a sweep prints: its plan, and how its runs have ended. `plan.py` decides what is done."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def print_plan(console: Console, home: Path, runs: int, over: int, found: Found)
     for why, olds in reasons.items():
         names = ", ".join(olds[:STALE_NAMES])
         more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
-        line = f"stale: {names}{more}: {why}; made again, and the old kept"
+        line = f"stale: {names}{more}: {why}; to be rerun, and the old kept"
         console.print(f"{line} (sweep.keep_stale=true uses the old)", soft_wrap=True, markup=False)
 
 

@@ -1,4 +1,7 @@
-"""Callbacks of a run: the step clock, the rows of metrics, samples, and what ends the run."""
+"""Callbacks of a run: the step clock, rows of metrics, samples, the budget's end, and hangs.
+
+Ctrl-C and other signals are handled in `checkpoints.py`, which saves the state.
+"""
 
 import faulthandler
 import math

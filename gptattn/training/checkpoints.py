@@ -41,9 +41,10 @@ class SafeCheckpointIO(CheckpointIO):
 class Checkpoints(Checkpoint):
     """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
-    A signal asks the run to stop: it finishes the optimizer step, and a validation that is due
-    then, which a run resumed from a checkpoint before it would skip. `saves` False: nothing is
-    saved. `facts` are plain values that a resumed run is compared with.
+    When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step. If
+    a validation is due then, that runs first: resumed from a checkpoint made before it, the run
+    would never make it. `saves` False: nothing is saved. `facts` are plain values that a resumed
+    run is compared with.
     """
 
     def __init__(self, run: RunFolder, saves: bool, facts: dict[str, Any]) -> None:

@@ -81,7 +81,10 @@ class LanguageModel(L.LightningModule):
         return CombinedAdamW(groups, self.matrices, **settings)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the step's learning rate: with a budget in seconds, a scheduler is a step late."""
+        """Set the step's learning rate (`settings/budget.py` has the schedule).
+
+        With a budget in seconds, Lightning's schedulers would be a step late.
+        """
         if batch_idx % self.accumulate:
             return
         step = self.global_step + 1
@@ -203,10 +206,9 @@ class LanguageModel(L.LightningModule):
         self.grad_norm, self.lr = since["grad_norm"].to(self.device), since["lr"]
         # AdamW's fused step walks over the memory of a parameter and its averages in one order, and
         # a file does not keep that of a parameter which is not contiguous.
+        groups = self.configure_optimizers().param_groups  # the trainer has no optimizer yet
+        ordered = [p for group in groups for p in group["params"]]
         for states in checkpoint["optimizer_states"]:
-            ordered = [
-                p for group in self.configure_optimizers().param_groups for p in group["params"]
-            ]
             for number, state in states["state"].items():
                 for name, value in state.items():
                     if value.shape == ordered[number].shape:

@@ -65,8 +65,8 @@ def train(
 
     `cfg` must have passed `settings.config.check`. `folder` None: a new one in outputs/, named
     after the `overrides`. `console` None shows no progress. Of several processes, the first writes
-    the record and the output. Raises a UserError for a user's
-    mistake, and Stopped if a signal asked the run to end.
+    the record and the output. Raises a UserError for a user's mistake, and Stopped if a signal
+    asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
     start = Start()
@@ -299,7 +299,7 @@ def _train(
             end_of_run = (trainer.global_step, metrics.last, metrics.completed)
             summary = summarise(ready, held.path.name, budget, threads, *end_of_run)
             if FIRST:
-                held.write_settings(cfg)  # again: if it was removed, it could not be read
+                held.write_settings(cfg)  # again, in case it was removed
                 held.write_summary(summary)
         except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
             if isinstance(ended.__context__, KeyboardInterrupt):

@@ -1,3 +1,4 @@
 """Convert weights from one attention variant to another, and read and write checkpoints of
-GPT-2, Llama and Qwen2. It may import `runs` and the rooms before it. Start reading at `convert.py`.
+GPT-2, Llama and Qwen2. It may import `runs` and what comes before it. Start reading at
+`convert.py`.
 """

@@ -60,7 +60,7 @@ def test_only_the_first_stage_sets_the_deviation(tmp_path: Path) -> None:
     assert (found.n, found.first) == (9, 3)
     assert found.interval == pytest.approx((0.04 - half, 0.04 + half), abs=1e-6)
     assert "gqa is worse than mha by 0.0400 nats" in words[0]
-    assert sure[0].startswith("More seeds followed on the first 3, ")
+    assert sure[0].startswith("The spread over the first 3 seeds ")
 
 
 @pytest.mark.parametrize(
