@@ -2,19 +2,10 @@
 
 import pytest
 import torch
-from building import (
-    CONTRACT,
-    acts_in_heads,
-    chosen,
-    menu,
-    parts_of,
-    refused,
-    takes,
-    through_cache,
-)
+from building import CONTRACT, acts_in_heads, chosen, menu, parts_of, refused, takes
 from torch import Tensor
 
-from gptattn.attention import Attention, HasMaps
+from gptattn.attention import Attention, Cache, HasMaps
 from gptattn.attention.softmax import SoftmaxAttention
 
 B, T, E = 2, 11, 30  # the context is filled
@@ -70,16 +61,15 @@ def overrides_of(variant: str, position: str) -> list[str]:
 
 
 @torch.no_grad()
-def decode(attention: Attention, x: Tensor, chunks: list[int]) -> Tensor:
-    cache = attention.new_cache(len(x), T)
-
-    def step(part: Tensor, cache) -> Tensor:
-        y = attention(part, cache)
+def decode(
+    attention: Attention, x: Tensor, chunks: list[int], cache: Cache | None = None
+) -> Tensor:
+    """The outputs through this cache, or through the attention's own."""
+    cache, y = cache or attention.new_cache(len(x), T), []
+    for part in x.split(chunks, dim=1):
+        y.append(attention(part, cache))
         cache.advance(part.shape[1])
-        return y
-
-    y = through_cache(step, x, cache, chunks)
     assert cache.length == T
     with pytest.raises(ValueError, match="context_length=11"):
         attention(x[:, :1], cache)
-    return y
+    return torch.cat(y, dim=1)

@@ -16,7 +16,6 @@ from gptattn.position import HeadPosition
 
 B, T, H, G, D = 2, 11, 6, 3, 10
 E = H * D
-AT = torch.arange(T)[None]  # positions, as transformers takes them
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 # The sizes as transformers' configs call them.
 SIZES: dict[str, Any] = {
@@ -64,6 +63,14 @@ def mask(config: PreTrainedConfig, window: bool = False) -> Tensor:
     made = make(config, torch.zeros(B, T, E).double(), None, None, allow_is_causal_skip=False)
     assert isinstance(made, Tensor)
     return made
+
+
+def calling(
+    theirs: nn.Module, turning: nn.Module, config: PreTrainedConfig, window: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """Return theirs as a function of x alone, with its rotary positions and its model's mask."""
+    at, seen = torch.arange(T)[None], mask(config, window)
+    return lambda x: theirs(x, turning(x, at), attention_mask=seen)[0]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
@@ -23,10 +23,7 @@ class LinearState(Attention):
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.head_dim = num_heads, d_out // num_heads
         self.qkv = Linear(d_in, 3 * d_out)
-        self.out = Linear(d_out, d_out)
-
-    def residual_writer(self) -> nn.Linear | None:
-        return self.out
+        self.out_proj = Linear(d_out, d_out)
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
@@ -45,10 +42,10 @@ class LinearState(Attention):
                 cache.tensors["k"].copy_(k_BHTD[:, :, -1])
         y = torch.einsum("bhtd,bhtde->bhte", q, kv_BHTDD)
         y_BHTD = y / ((q * k_BHTD).sum(-1, keepdim=True) + 1e-9)
-        return self.out(y_BHTD.transpose(1, 2).flatten(2))
+        return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
-        k_BHD = self.out.weight.new_zeros(batch, self.num_heads, self.head_dim)
+        k_BHD = self.out_proj.weight.new_zeros(batch, self.num_heads, self.head_dim)
         return Cache({"k": k_BHD, "kv": k_BHD.new_zeros(*k_BHD.shape, self.head_dim)})
 
     def flops(self, T: int, S: int) -> int:

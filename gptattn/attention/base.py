@@ -88,11 +88,11 @@ class Attention(nn.Module, ABC):
                     module.bias.zero_()
 
     def residual_writer(self) -> nn.Linear | None:
-        """Return the layer that writes to the residual stream, or None.
+        """Return the layer that writes to the residual stream, or None: by default `out_proj`.
 
         The model draws that layer's weights with a smaller std.
         """
-        return None
+        return getattr(self, "out_proj", None)
 
     def begin(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Shared:
         """Return `shared`; if it is None, one whose positions follow the cache.
@@ -172,10 +172,6 @@ class HasHeads(Attention):
             places[key] = [module + name for module in modules if module + name in own]
         return places
 
-    def names_in_heads(self) -> set[str]:
-        """Return the `state_dict()` keys that the layout covers; a subclass may have more."""
-        return {name for names in self.places_of_heads().values() for name in names}
-
     def export_heads(self) -> HeadWeights:
         """Return a copy of the weights in the canonical layout."""
         found: dict[str, Any] = {}
@@ -206,33 +202,9 @@ class HasHeads(Attention):
                 parameter.copy_(part.reshape(parameter.shape))
 
 
-def heads_of(attention: Attention, name: str | None = None) -> HasHeads:
-    """Return the attention as `HasHeads`. Raises ValueError, with `name` or its class's, if not."""
-    if not isinstance(attention, HasHeads):
-        raise ValueError(
-            f"{name or type(attention).__name__} has no per-head weights to convert; only "
-            "attentions with weights for each head, such as mha and gqa, exchange them"
-        )
-    return attention
-
-
-def refuse_loss(attention: Attention, kept: set[str]) -> None:
-    """Raise ValueError naming the `state_dict()` keys that are neither in the heads nor in `kept`.
-
-    A conversion copies only those two, so it would drop the others.
-    """
-    inside = heads_of(attention).names_in_heads() | kept
-    lost = [name for name in attention.state_dict() if name not in inside]
-    if lost:
-        raise ValueError(
-            f"{', '.join(lost)} of {type(attention).__name__} would be lost; keep the variant"
-        )
-
-
 def divisors(n: int) -> list[int]:
     """Return the divisors of n in ascending order."""
-    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
-    return sorted({*small, *(n // i for i in small)})
+    return [i for i in range(1, n + 1) if n % i == 0]
 
 
 def window_of(window: float | None, context_length: int) -> int | None:

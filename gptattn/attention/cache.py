@@ -45,9 +45,6 @@ class CacheGroup:
     def __init__(self, caches: Sequence[Cache], padding_B: Tensor | None = None) -> None:
         self.caches, self.padding_B = list(caches), padding_B
 
-    def __getitem__(self, index: int) -> Cache:
-        return self.caches[index]
-
     @property
     def length(self) -> int:
         """The number of tokens that every layer has seen, padding included."""
@@ -103,7 +100,8 @@ class TokenCache(Cache):
     ) -> None:
         super().__init__(tensors)
         self.window, self.sinks = window, sinks
-        self.capacity = next(iter(self.tensors.values())).shape[-2]
+        first = next(iter(self.tensors.values()))
+        self.capacity, self.device = first.shape[-2], first.device
 
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
@@ -121,17 +119,15 @@ class TokenCache(Cache):
             raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
         if stop > self.capacity and self.capacity != (self.window or 0) + self.sinks:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
-        index: range | Tensor = range(stop)  # the number of each token that is returned
-        if stop <= self.capacity:
-            for name, x in new.items():
-                self.tensors[name].narrow(-2, start, tokens).copy_(x)
-            held = {name: self.tensors[name].narrow(-2, 0, stop) for name in new}
-        elif tokens == 1:
-            for name, x in new.items():
-                self.tensors[name].narrow(-2, self._place(start), 1).copy_(x)
-            held, index = dict(self.tensors), self._index(stop)
-        else:
+        # `index` is the number of each token that is returned.
+        if stop > self.capacity and tokens > 1:
             held, index = self._overwrite(new, start, stop)
+        else:
+            for name, x in new.items():
+                self.tensors[name].narrow(-2, self._place(start), tokens).copy_(x)
+            filled = min(stop, self.capacity)
+            held = {name: self.tensors[name].narrow(-2, 0, filled) for name in new}
+            index = range(stop) if stop <= self.capacity else self._index(stop)
         if positions is None or isinstance(positions, range):
             return held, index
         assert isinstance(positions, Tensor)  # `Attention.begin` refuses documents
@@ -148,10 +144,6 @@ class TokenCache(Cache):
         """
         return self.tensors[name].narrow(-2, self._place(self.length - 1), 1)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.tensors.values())).device
-
     def _overwrite(
         self, new: Mapping[str, Tensor], start: int, stop: int
     ) -> tuple[dict[str, Tensor], range | Tensor]:
@@ -163,9 +155,9 @@ class TokenCache(Cache):
         held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}
         index: range | Tensor = range(stop)
         if start > self.capacity:
-            index = torch.cat([self._index(start), torch.arange(start, stop, device=self._device)])
+            index = torch.cat([self._index(start), torch.arange(start, stop, device=self.device)])
         kept = min(stop - start, self.capacity)
-        places = torch.arange(stop - kept, stop, device=self._device) % self.capacity
+        places = torch.arange(stop - kept, stop, device=self.device) % self.capacity
         for name, x in new.items():
             tensor = self.tensors[name]
             tensor.index_copy_(-2, places, x[..., -kept:, :].to(tensor.dtype))
@@ -179,7 +171,7 @@ class TokenCache(Cache):
 
     def _index(self, stop: int) -> Tensor:
         """Return the token number in each place of a full cache after `stop` tokens."""
-        place, newest = torch.arange(self.capacity, device=self._device), stop - 1
+        place, newest = torch.arange(self.capacity, device=self.device), stop - 1
         number = newest - (newest - place) % (self.capacity - self.sinks)
         return torch.where(place < self.sinks, place, number) if self.sinks else number
 
@@ -209,10 +201,3 @@ def new_token_cache(
         for name, entry in entries.items()
     }
     return TokenCache(tensors, window, sinks)
-
-
-def own_cache(cache: Cache) -> TokenCache:
-    """Return the cache as a `TokenCache`. Raises TypeError if it is none."""
-    if not isinstance(cache, TokenCache):
-        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
-    return cache

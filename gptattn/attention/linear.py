@@ -75,15 +75,11 @@ def _can_pack(dtype: torch.dtype) -> bool:
 class Linear(nn.Linear):
     """An nn.Linear that can be prepared: same parameters, initialisation and names."""
 
-    _prepared: PreparedWeight | None = None
-
-    def prepare(self, rows: int | None) -> None:
-        """Optimise for inputs of `rows` rows, until prepare(None); not used with gradients."""
-        self._prepared = None if rows is None else PreparedWeight(self, rows)
+    prepared: PreparedWeight | None = None  # not used with gradients
 
     def forward(self, input: Tensor) -> Tensor:
-        if self._prepared is not None and not torch.is_grad_enabled():
-            return self._prepared(input)
+        if self.prepared is not None and not torch.is_grad_enabled():
+            return self.prepared(input)
         return F.linear(input, self.weight, self.bias)
 
 
@@ -94,4 +90,4 @@ def prepare(module: nn.Module, rows: int | None) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, Linear):
-            layer.prepare(rows)
+            layer.prepared = None if rows is None else PreparedWeight(layer, rows)

@@ -103,33 +103,29 @@ class QuantisedCache(TokenCache):
 
     Every entry is read back from its packed form, a token's own entry too. `wide` entries, such as
     a running sum, and entries with fewer than `MIN_SIZE` numbers per head stay as they are. `like`
-    is an empty cache of `kept`, of the same size; `packs` says whether anything changes.
+    is an empty cache of `kept`, of the same size; `sizes` names the entries that are packed.
     """
 
     def __init__(self, like: TokenCache, kept: Mapping[str, Entry], form: Format) -> None:
         self.form = form
         self.dtypes = {name: x.dtype for name, x in like.tensors.items()}
-        self.sizes = {name: entry.size for name, entry in kept.items() if packs(entry)}
-        tensors = {}
-        for name, x in like.tensors.items():
-            for key, one in self._pack(name, x.new_empty(1, x.shape[-1], device="meta")).items():
-                shape = (*x.shape[:-1], one.shape[-1])
-                tensors[key] = torch.empty(shape, dtype=one.dtype, device=x.device)
-        super().__init__(tensors, like.window)
+        self.sizes = {n: e.size for n, e in kept.items() if not e.wide and e.size >= MIN_SIZE}
+        super().__init__(self._pack(like.tensors), like.window)
 
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
     ) -> tuple[dict[str, Tensor], Positions]:
-        packed: dict[str, Tensor] = {}
-        for name, x in new.items():
-            packed |= self._pack(name, x)
-        held, k_pos = super().write(packed, positions)
+        held, k_pos = super().write(self._pack(new), positions)
         return {name: self._unpack(name, held) for name in new}, k_pos
 
-    def _pack(self, name: str, x: Tensor) -> dict[str, Tensor]:
-        if name not in self.sizes:
-            return {name: x}
-        return {f"{name}/{part}": numbers for part, numbers in self.form.pack(x).items()}
+    def _pack(self, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        packed: dict[str, Tensor] = {}
+        for name, x in entries.items():
+            if name in self.sizes:
+                packed |= {f"{name}/{part}": y for part, y in self.form.pack(x).items()}
+            else:
+                packed[name] = x
+        return packed
 
     def _unpack(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
         if name not in self.sizes:
@@ -137,8 +133,3 @@ class QuantisedCache(TokenCache):
         begin = f"{name}/"
         parts = {k.removeprefix(begin): x for k, x in held.items() if k.startswith(begin)}
         return self.form.unpack(parts, self.sizes[name], self.dtypes[name])
-
-
-def packs(entry: Entry) -> bool:
-    """Whether a `QuantisedCache` keeps such an entry in fewer bits."""
-    return not entry.wide and entry.size >= MIN_SIZE

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared, check_sizes, window_of
-from gptattn.attention.cache import Cache, Entry, new_token_cache, own_cache
+from gptattn.attention.cache import Cache, Entry, TokenCache, new_token_cache
 from gptattn.attention.core import Backend, Blend, attend
+from gptattn.attention.flex import check_flex
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
 from gptattn.position.base import HeadPosition, Positions
@@ -80,15 +81,13 @@ class SoftmaxAttention(Attention):
             raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
         if backend == "flex" and not torch.cuda.is_available():
             raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
-        if backend == "flex" and dropout > 0:
-            raise ValueError(
-                f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0"
-            )
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads
         self.window = window_of(window, context_length)
         self._plain = Rule(self.head_dim**-0.5 if scale is None else scale, self.window)
+        if backend == "flex":
+            check_flex(self._plain, dropout)
         self.scale = self._plain.scale
         self.dropout = dropout
         self.backend: Backend = backend
@@ -155,7 +154,8 @@ class SoftmaxAttention(Attention):
         """Write the new entries to the cache; return those of all S keys, and their positions."""
         if cache is None:
             return new, shared.positions
-        return own_cache(cache).write(new, shared.positions)
+        assert isinstance(cache, TokenCache), "not a cache of this module; use new_cache()"
+        return cache.write(new, shared.positions)
 
     def rule(self) -> Rule:
         """Return the mechanism's own rule: which keys a query sees, and what happens to scores."""
@@ -207,9 +207,6 @@ class SoftmaxAttention(Attention):
             return Cache({})
         return new_token_cache(kept, batch, capacity, w.dtype, w.device, self.rule().window)
 
-    def residual_writer(self) -> nn.Linear | None:
-        return self.out_proj
-
     def initialise(self, std: float) -> None:
         super().initialise(std)
         for part in self._parts:
@@ -253,11 +250,7 @@ def seen_pairs(T: int, S: int, window: int | None) -> int:
 
     The T queries are the last of S tokens; `window` is as in `Rule`.
     """
-    pairs = 0
-    for sign, n in ((1, S), (-1, S - T)):  # of all S queries, less those before the last T
-        full = n if window is None else min(n, window)  # queries that the window does not limit
-        pairs += sign * (full * (full + 1) // 2 + (n - full) * full)
-    return pairs
+    return sum(s if window is None else min(s, window) for s in range(S - T + 1, S + 1))
 
 
 def wide_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gptattn.attention.base import Attention
 from gptattn.attention.cache import Cache, CacheGroup, TokenCache, new_token_cache
-from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache, packs
+from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
@@ -37,8 +37,8 @@ class CacheKind:
             return own
         kept = attention.kept()
         if self.form is not None:
-            packed = any(packs(entry) for entry in kept.values())
-            return QuantisedCache(own, kept, self.form) if packed else own
+            packed = QuantisedCache(own, kept, self.form)
+            return packed if packed.sizes else own
         if self.window is None or own.capacity <= self.sinks + self.window:
             return own
         if own.window is not None and self.sinks:

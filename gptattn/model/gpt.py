@@ -219,7 +219,7 @@ class GPT(nn.Module):
             if self.activation_checkpointing and learning and cache is None:
                 x = checkpoint(block, x, None, shared, use_reentrant=False)
             else:
-                x = block(x, None if cache is None else cache[layer], shared)
+                x = block(x, None if cache is None else cache.caches[layer], shared)
         if cache is not None:
             cache.advance(ids.shape[1])
         return self.norm(x)

@@ -5,8 +5,8 @@ from typing import Any
 import lightning.pytorch as L
 from lightning.fabric.utilities import move_data_to_device
 
-from gptattn.attention.head_statistics import entropy, sink_mass
 from gptattn.data.run_data import RunData
+from gptattn.maps.head_statistics import entropy, sink_mass
 from gptattn.maps.heatmap import draw_heads
 from gptattn.position.base import Documents
 from gptattn.training.record import Board, log_row

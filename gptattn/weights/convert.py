@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention, HasHeads, HeadWeights
-from gptattn.attention.base import heads_of, refuse_loss
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, INIT_STD
 from gptattn.settings.build import shared_arguments
@@ -124,6 +123,21 @@ def take_over(
     target.load_state_dict(source.state_dict())
 
 
+def heads_of(attention: Attention, name: str | None = None) -> HasHeads:
+    """Return the attention as `HasHeads`. Raises ValueError, with `name` or its class's, if not."""
+    if not isinstance(attention, HasHeads):
+        raise ValueError(
+            f"{name or type(attention).__name__} has no per-head weights to convert; only "
+            "attentions with weights for each head, such as mha and gqa, exchange them"
+        )
+    return attention
+
+
+def names_in_heads(attention: HasHeads) -> set[str]:
+    """Return the `state_dict()` keys that `HeadWeights` covers; a subclass may have more."""
+    return {name for names in attention.places_of_heads().values() for name in names}
+
+
 def check_heads(model: GPT, cfg: TrainConfig) -> None:
     """Raise ConfigError for a layer without heads, under the name that the settings give it."""
     for layer, block in enumerate(model.layers()):
@@ -169,19 +183,24 @@ def _convert_layer(old: Attention, new: Attention, method: str, generator: torch
 
     Raises ValueError if `new` cannot hold a weight of `old`.
     """
-    weights, wanted = heads_of(old).export_heads(), heads_of(new).export_heads()
+    old_heads, new_heads = heads_of(old), heads_of(new)
+    weights, wanted = old_heads.export_heads(), new_heads.export_heads()
     if weights.q_HDE.shape != wanted.q_HDE.shape:
         raise ValueError(
             f"query heads of shape {list(weights.q_HDE.shape)} cannot become "
             f"{list(wanted.q_HDE.shape)}"
         )
     theirs, places = old.state_dict(), new.state_dict()
-    inside = heads_of(old).names_in_heads() | heads_of(new).names_in_heads()
+    inside = names_in_heads(old_heads) | names_in_heads(new_heads)
     both = {
         name: tensor
         for name, tensor in theirs.items()
         if name not in inside and name in places and places[name].shape == tensor.shape
     }
-    refuse_loss(old, set(both))
-    heads_of(new).load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
+    lost = [name for name in theirs if name not in names_in_heads(old_heads) | both.keys()]
+    if lost:
+        raise ValueError(
+            f"{', '.join(lost)} of {type(old).__name__} would be lost; keep the variant"
+        )
+    new_heads.load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
     new.load_state_dict(both, strict=False)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention
-from gptattn.attention.base import heads_of
 from gptattn.data import bpe
 from gptattn.errors import CheckpointError, ConfigError, DataError, NumericError
 from gptattn.machine.disk import write_atomically
@@ -18,7 +17,7 @@ from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import quote
 from gptattn.settings.config import TrainConfig
-from gptattn.weights.convert import check_heads, convert, describe_model
+from gptattn.weights.convert import check_heads, convert, describe_model, heads_of
 from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

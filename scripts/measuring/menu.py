@@ -75,7 +75,7 @@ class Stack(nn.Module):
         T = x_BTE.shape[1]
         shared = Shared(range(T) if cache is None else cache.next_positions(T))
         for i, layer in enumerate(self.layers):
-            x_BTE = layer(x_BTE, None if cache is None else cache[i], shared)
+            x_BTE = layer(x_BTE, None if cache is None else cache.caches[i], shared)
         return x_BTE
 
 

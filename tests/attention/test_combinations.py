@@ -6,7 +6,6 @@ The same 70 combinations each time; `GPTATTN_COMBINATIONS=2000` makes 2,000, in 
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 
-from gptattn.attention import Shared, SoftmaxAttention
+from gptattn.attention import Attention, Shared, SoftmaxAttention
 from gptattn.settings.construct import construct
 
 # hypothesis keeps files between runs: keep them outside of the repository.
@@ -30,24 +29,9 @@ IN_HEADS = [None, *(name for name in menu("position") if acts_in_heads(name))]
 B, E = 2, 7
 
 
-@dataclass(frozen=True)
-class Combination:
-    """One layer: a mechanism with parts, its context, and other arguments of the constructor."""
-
-    variant: str
-    tokens: int
-    others: dict[str, Any]
-
-    def build(self, backend: str) -> SoftmaxAttention:
-        """The layer, in float64."""
-        sizes = {"d_in": E, "context_length": self.tokens, "backend": backend}
-        attention = build_attention(self.variant, **sizes, **self.others)
-        assert isinstance(attention, SoftmaxAttention)
-        return attention.double()
-
-
 @st.composite
-def combinations(take: st.DrawFn) -> Combination:
+def combinations(take: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Draw a mechanism with parts, and arguments of its constructor."""
     host = take(st.sampled_from(HOSTS))
     tokens = take(st.integers(2, 13))
     name = take(st.sampled_from(IN_HEADS))
@@ -65,8 +49,8 @@ def combinations(take: st.DrawFn) -> Combination:
         shared = {"context_length": tokens, "head_dim": size, "num_heads": heads}
         position = construct("position", spec, shared, [])
     window = take(st.none() | st.integers(1, tokens))
-    others = {"d_out": heads * size, "window": window, "position": position}
-    return Combination("+".join([host, *parts]), tokens, others)
+    sizes = {"d_in": E, "d_out": heads * size, "context_length": tokens}
+    return "+".join([host, *parts]), sizes | {"window": window, "position": position}
 
 
 def splits(tokens: int) -> st.SearchStrategy[list[int]]:
@@ -75,15 +59,13 @@ def splits(tokens: int) -> st.SearchStrategy[list[int]]:
     return cuts.map(lambda at: [b - a for a, b in pairwise([0, *sorted(at), tokens])])
 
 
-def outputs_and_gradients(attention: SoftmaxAttention, x: Tensor, upstream: Tensor) -> list[Tensor]:
+def outputs_and_gradients(attention: Attention, x: Tensor, upstream: Tensor) -> list[Tensor]:
     y = attention(x)
     return [y, *torch.autograd.grad(y, [x, *attention.parameters()], upstream)]
 
 
 @torch.no_grad()
-def decoded(
-    attention: SoftmaxAttention, x: Tensor, padding: Tensor, chunks: Sequence[int]
-) -> Tensor:
+def decoded(attention: Attention, x: Tensor, padding: Tensor, chunks: Sequence[int]) -> Tensor:
     """The outputs token by token through a cache, with `padding` tokens of none on the left."""
     cache, done = attention.new_cache(len(x), x.shape[1]), []
     for part in x.split(list(chunks), dim=1):
@@ -92,11 +74,6 @@ def decoded(
         done.append(attention(part, cache, Shared(at) if padding.any() else None))
         cache.advance(part.shape[1])
     return torch.cat(done, dim=1)
-
-
-def seen(tokens: int, window: int | None) -> Tensor:
-    """[T, T], True where output t may depend on input u."""
-    return torch.ones(tokens, tokens, dtype=torch.bool).tril().triu(1 - (window or tokens))
 
 
 @settings(
@@ -109,17 +86,20 @@ def seen(tokens: int, window: int | None) -> Tensor:
 )
 @given(st.data())
 def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_reads(data):
-    made: Combination = data.draw(combinations())
+    variant, given = data.draw(combinations())
+    tokens = given["context_length"]
     torch.manual_seed(data.draw(st.integers(0, 99)))
-    reference, fast = made.build("reference"), made.build("sdpa")
+    reference = build_attention(variant, backend="reference", **given).double()
+    fast = build_attention(variant, backend="sdpa", **given).double()
+    assert isinstance(fast, SoftmaxAttention)
     fast.load_state_dict(reference.state_dict())
-    x = draw(B, made.tokens, E).requires_grad_()
-    upstream = draw(B, made.tokens, made.others["d_out"])
+    x = draw(B, tokens, E).requires_grad_()
+    upstream = draw(B, tokens, given["d_out"])
     expected = outputs_and_gradients(reference, x, upstream)
     assert_same(outputs_and_gradients(fast, x, upstream), expected)
 
-    causal = seen(made.tokens, made.others["window"])
-    row = data.draw(st.integers(0, made.tokens - 1))
+    causal = torch.ones(tokens, tokens).bool().tril().triu(1 - (given["window"] or tokens))
+    row = data.draw(st.integers(0, tokens - 1))
     (reached,) = torch.autograd.grad(fast(x)[0, row].sum(), x)
     assert not reached[0, row + 1 :].any()
     assert not reached[1].any()
@@ -133,11 +113,11 @@ def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_re
     assert (w_BHTS >= 0).all()
     assert (total <= 1 + 1e-12).all()
 
-    chunks = data.draw(splits(made.tokens))
+    chunks = data.draw(splits(tokens))
     whole = torch.zeros(B, dtype=torch.int64)
     for attention in (reference, fast):
         assert_same(decoded(attention, x, whole, chunks), expected[0].detach())
-    padding = torch.tensor([0, data.draw(st.integers(0, made.tokens - 1))])
+    padding = torch.tensor([0, data.draw(st.integers(0, tokens - 1))])
     padded = decoded(fast, x, padding, chunks)
     assert torch.isfinite(padded).all()
     for row, pad in enumerate(padding.tolist()):

@@ -5,13 +5,7 @@ It is tested on every file in `conf/attn`, `conf/part` and `conf/position`, and 
 
 import pytest
 import torch
-from building import (
-    CONTRACT,
-    Allocations,
-    build_gpt,
-    chosen,
-    through_cache,
-)
+from building import CONTRACT, Allocations, build_gpt, chosen, through_cache
 from contract import PLACED, B, T, assert_same, overrides_of
 
 from gptattn.decode.generate import pad_left

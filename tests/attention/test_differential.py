@@ -6,8 +6,7 @@ import pytest
 import torch
 from building import build_gpt
 from contract import draw
-from hugging import AT, BACKENDS, SIZES, D, E, H, Pair, T, assert_agreement, mask, rope, widen
-from torch import Tensor
+from hugging import BACKENDS, SIZES, D, E, H, Pair, T, assert_agreement, calling, rope, widen
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama import modeling_diffllama
 
@@ -49,10 +48,7 @@ def test_differential_attention_is_diffllamas(layer, kv_heads, backend, monkeypa
         Pair(mine.get_parameter(f"lambda_{name}_D"), theirs.get_parameter(f"lambda_{name}"))
         for name in ("q1", "k1", "q2", "k2")
     ]
-
-    def call(x: Tensor) -> Tensor:
-        return theirs(x, turning(x, AT), attention_mask=mask(config))[0]
-
+    call = calling(theirs, turning, config)
     assert_agreement(mine, call, pairs)
 
 

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch._dynamo.testing
-from building import (
-    CONTRACT,
-    build_attention,
-    build_gpt,
-    disturb,
-    mechanism_of,
-    takes,
-)
+from building import CONTRACT, build_attention, build_gpt, disturb, mechanism_of, takes
 from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
 from torch import Tensor
 
@@ -44,10 +37,6 @@ def joined(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([torch.cat([next(left)[0] for _ in row]) for row in rows])
 
 
-def gradients(y: Tensor, seed_y: Tensor, of: list[Tensor]) -> list[Tensor | None]:
-    return list(torch.autograd.grad((y * seed_y).sum(), of, allow_unused=True))
-
-
 def assert_apart(
     attention: Attention, rows: Sequence[Sequence[int]], d_in: int = E, atol: float = 1e-11
 ) -> None:
@@ -57,8 +46,10 @@ def assert_apart(
     together = attention(x, None, Shared(Documents.numbered(numbers(rows))))
     alone = joined([attention(part) for part in documents(x, rows)], rows)
     assert_same(together, alone, atol)
-    seed_y, of = torch.randn_like(alone), [x, *attention.parameters()]
-    found, expected = (gradients(y, seed_y, of) for y in (together, alone))
+    upstream, of = torch.randn_like(alone), [x, *attention.parameters()]
+    found, expected = (
+        torch.autograd.grad(y, of, upstream, allow_unused=True) for y in (together, alone)
+    )
     assert found[0] is not None
     assert_same(found, expected, atol * 10)
 
@@ -100,14 +91,10 @@ def test_a_model_keeps_documents_apart_with_every_position_encoding(variant, pos
         for part, own in zip(documents(ids, rows), documents(targets, rows), strict=True)
     ]
     mean = torch.stack(losses).sum() / ids.numel()
-    loss = model.loss(ids, targets, numbers(rows))
+    loss, of = model.loss(ids, targets, numbers(rows)), [*model.parameters()]
     assert_same(loss, mean, 1e-11)
-    model.zero_grad()
-    loss.backward()
-    of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad()
-    mean.backward()
-    assert_same(of, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, 1e-10)
+    found, expected = (torch.autograd.grad(y, of, allow_unused=True) for y in (loss, mean))
+    assert_same(found, expected, 1e-10)
 
 
 LONG = ((300,), (299, 1), (7, 150, 143), (130,) * 2 + (40,), (1,) * 10 + (290,))

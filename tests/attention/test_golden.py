@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from building import build_attention
 from torch import Tensor
 
 from gptattn.attention import (
@@ -18,7 +17,6 @@ from gptattn.attention import (
     SelfAttentionV2,
     attention_weights,
 )
-from gptattn.model.cost import count_parameters
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
 INPUTS = torch.tensor(GOLDEN["inputs_6x3"])
@@ -33,11 +31,6 @@ def case(name: str) -> dict[str, Any]:
 
 def assert_printed(actual: Tensor, expected: list[Any]) -> None:
     torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=6e-5)
-
-
-def split_two_heads(**arguments: Any) -> MultiHeadAttention:
-    torch.manual_seed(123)
-    return MultiHeadAttention(d_in=3, d_out=2, context_length=6, num_heads=2, **arguments)
 
 
 def test_self_attention_gives_the_printed_numbers_in_both_forms():
@@ -69,7 +62,8 @@ def test_the_wrapper_gives_the_printed_numbers(backend):
 @BACKENDS
 def test_split_attention_gives_the_printed_numbers(backend):
     expected = case("split multi-head attention, two heads of width 1")
-    attention = split_two_heads(backend=backend)
+    torch.manual_seed(123)
+    attention = MultiHeadAttention(d_in=3, d_out=2, context_length=6, num_heads=2, backend=backend)
     assert_printed(attention(BATCH), 2 * [expected["output"]])
     with torch.no_grad():
         attention.W_query.weight.neg_()  # as in the tutorial that negates its scores
@@ -82,16 +76,6 @@ def test_the_single_causal_head_gives_the_printed_numbers(backend):
     x = torch.randn(2, 5, 4)
     head = CausalAttention(d_in=4, d_out=4, context_length=5, dropout=0.0, backend=backend)
     assert_printed(head(x), case("single causal head")["output"])
-
-
-@pytest.mark.parametrize("variant", ["mha", "mha_wrapper"])
-def test_gpt2_small_sizes_give_the_printed_parameter_count(variant):
-    with torch.device("meta"):
-        attention = build_attention(
-            variant, d_in=768, d_out=768, context_length=1024, num_heads=12, qkv_bias=False
-        )
-    assert case("GPT-2 small sizes")["parameters"] == 2_360_064 == 4 * 768**2 + 768
-    assert count_parameters(attention) == 2_360_064
 
 
 def test_mask_and_softmax_give_the_printed_weights():

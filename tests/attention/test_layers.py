@@ -3,15 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
-from building import PROBE_CONFIGS, build_attention, build_gpt
-from support import Call, command, rows, summary, train
+from building import WITH_PROBES, build_gpt
+from support import Call, rows, summary, train
 from torch import nn
 
-from gptattn.attention.base import refuse_loss
 from gptattn.model.cost import measure_cost
 
-MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 11
 
 
@@ -29,34 +26,17 @@ def test_each_layer_is_built_counted_and_kept_for_itself():
     assert model.layers_with_maps() == [1]
 
 
-def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
+def test_a_run_without_maps_says_so_once_and_is_refused_by_name(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
 ) -> None:
-    run = train(tmp_path, *MENU, "attn=probe_linear_state", "model.num_layers=2")
+    run = train(tmp_path, *WITH_PROBES, "attn=probe_linear_state", "model.num_layers=2")
     out = capfd.readouterr().out
     assert out.count("attention: 0 of 2 layers have weights to record") == 1
     assert not [name for row in rows(run) for name in row if "val_attention" in name]
     assert summary(run)["metrics"]["val/loss"] > 0
-    more = [f"resume='{run}'", "budget.steps=6", "allow_targets=[probes]"]
-    assert command(tmp_path, *more) == 0
-    ask = (f"run={run}", "allow_targets=probes")
-    code, _, err = call("attention_map", *ask, "prompt=Line")
+    ask = (f"run={run}", "allow_targets=probes", "prompt=Line")
+    code, _, err = call("attention_map", *ask)
     assert code == 2
     assert err == (
         "error: run: attn=probe_linear_state has no attention weights to show; give another run\n"
     )
-    assert call("generate", *ask, "prompt=Line", "tokens=20")[0] == 0
-
-
-@pytest.mark.parametrize("variant", ["mha", "mha_wrapper"])
-def test_what_a_subclass_adds_is_no_part_of_its_heads(variant: str) -> None:
-    attention = build_attention(variant)
-    refuse_loss(attention, set())
-    attention.register_parameter("temperature", nn.Parameter(torch.ones(1)))
-    with pytest.raises(ValueError, match=r"^temperature of .* would be lost"):
-        refuse_loss(attention, set())
-    refuse_loss(attention, {"temperature"})
-    projection = next(m for m in attention.modules() if isinstance(m, nn.Linear))
-    projection.register_parameter("lora_A", nn.Parameter(torch.ones(1)))
-    with pytest.raises(ValueError, match=r"^\S*W_query.lora_A of .* would be lost"):
-        refuse_loss(attention, {"temperature"})

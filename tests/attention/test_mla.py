@@ -5,21 +5,7 @@ from typing import Any
 import pytest
 import torch
 from building import build_gpt
-from hugging import (
-    AT,
-    BACKENDS,
-    SIZES,
-    D,
-    E,
-    H,
-    Pair,
-    T,
-    assert_agreement,
-    mask,
-    rope,
-    widen,
-)
-from torch import Tensor
+from hugging import BACKENDS, SIZES, D, E, H, Pair, T, assert_agreement, calling, rope, widen
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
@@ -37,10 +23,6 @@ def ours(position: HeadPosition | None = None, **changes: Any) -> MultiHeadLaten
     """A layer at the sizes of the oracles, in float64."""
     own = {"kv_rank": C, "query_rank": QUERY, "out_bias": False} | changes
     return MultiHeadLatentAttention(E, E, T, H, position=position, **own).double()
-
-
-def turning() -> RotaryPosition:
-    return RotaryPosition(T, D)
 
 
 def pairs_with(mine: MultiHeadLatentAttention, theirs: Any) -> list[Pair]:
@@ -73,12 +55,9 @@ def test_latent_attention_is_deepseeks(query_rank, backend, monkeypatch):
         **(SIZES | heads | ranks | {"head_dim": P}), rope_parameters=rope(), rope_interleave=False
     )
     theirs = modeling_deepseek_v3.DeepseekV3Attention(config, layer_idx=0).double()
-    rotary = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)
-    mine = ours(turning(), rope_dim=P, query_rank=query_rank, backend=backend)
-
-    def call(x: Tensor) -> Tensor:
-        return theirs(x, rotary(x, AT), attention_mask=mask(config))[0]
-
+    turning = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)
+    mine = ours(RotaryPosition(T, D), rope_dim=P, query_rank=query_rank, backend=backend)
+    call = calling(theirs, turning, config)
     assert_agreement(mine, call, pairs_with(mine, theirs))
 
 

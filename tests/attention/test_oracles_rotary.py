@@ -3,7 +3,6 @@
 import pytest
 import torch
 from hugging import (
-    AT,
     BACKENDS,
     SIZES,
     D,
@@ -12,13 +11,12 @@ from hugging import (
     Pair,
     T,
     assert_agreement,
-    mask,
+    calling,
     ours,
     projections,
     rope,
     widen,
 )
-from torch import Tensor
 from transformers import LlamaConfig, MistralConfig, Qwen3NextConfig
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
@@ -39,10 +37,7 @@ def test_rope_with_a_window_of_w_tokens_is_mistrals_sliding_window_of_w(
     theirs = modeling_mistral.MistralAttention(config, layer_idx=0).double()
     turning = modeling_mistral.MistralRotaryEmbedding(config)
     mine = ours(RotaryPosition(T, D, base=500.0), window=window, backend=backend)
-
-    def call(x: Tensor) -> Tensor:
-        return theirs(x, turning(x, AT), attention_mask=mask(config, window=True))[0]
-
+    call = calling(theirs, turning, config, window=True)
     assert_agreement(mine, call, projections(mine, theirs))
 
 
@@ -66,10 +61,7 @@ def test_an_elementwise_gate_with_qk_norm_and_partial_rope_is_qwen3_nexts(monkey
         Pair(norm.q_gain_D, theirs.q_norm.weight, less=1.0),
         Pair(norm.k_gain_D, theirs.k_norm.weight, less=1.0),
     ]
-
-    def call(x: Tensor) -> Tensor:
-        return theirs(x, turning(x, AT), attention_mask=mask(config))[0]
-
+    call = calling(theirs, turning, config)
     assert_agreement(mine, call, [*plain, *joint, *gains])
 
 

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from hugging import (
-    AT,
     BACKENDS,
     SIZES,
     B,
@@ -16,7 +15,7 @@ from hugging import (
     Pair,
     T,
     assert_agreement,
-    mask,
+    calling,
     ours,
     projections,
     rope,
@@ -48,10 +47,7 @@ def test_a_sink_with_and_without_a_window_is_gpt_osss(layer, backend, monkeypatc
     biased = {"qkv_bias": True, "out_bias": True, "window": 4 if windowed else None}
     mine, sink = ours(RotaryPosition(T, D), **biased, backend=backend), Sink(H).double()
     mine.add_part("sink", sink)
-
-    def call(x: Tensor) -> Tensor:
-        return theirs(x, turning(x, AT), attention_mask=mask(config, windowed))[0]
-
+    call = calling(theirs, turning, config, windowed)
     pairs = [*projections(mine, theirs), Pair(sink.sink_H, theirs.sinks)]
     assert_agreement(mine, call, pairs)
 
@@ -72,10 +68,7 @@ def test_a_soft_cap_is_gemma_2s(cap, backend, monkeypatch):
     turning = modeling_gemma2.Gemma2RotaryEmbedding(config)
     mine = ours(RotaryPosition(T, D), scale=7**-0.5, backend=backend)
     mine.add_part("softcap", SoftCap(cap))
-
-    def call(x: Tensor) -> Tensor:
-        return theirs(x, turning(x, AT), attention_mask=mask(config))[0]
-
+    call = calling(theirs, turning, config)
     assert_agreement(mine, call, projections(mine, theirs))
 
 
@@ -119,10 +112,8 @@ def forgetting(x: Tensor, mine, part: Forget) -> Tensor:
     for b in range(B):
         for i in range(T):
             for h in range(H):
-                own, shared = (
-                    slice(h * D, h * D + D),
-                    slice(h // (H // G) * D, h // (H // G) * D + D),
-                )
+                g = h // (H // G)
+                own, shared = slice(h * D, h * D + D), slice(g * D, g * D + D)
                 q = mine.W_query.weight[own] @ x[b, i]
                 score, values = [], []
                 for j in range(i + 1):

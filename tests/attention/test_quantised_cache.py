@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from building import build_attention, through_cache
+from building import build_attention
+from contract import assert_same, decode
 from torch import Tensor
 
 from gptattn.attention import Entry, SoftmaxAttention, TokenCache, new_token_cache
@@ -95,13 +96,7 @@ def test_a_whole_window_in_one_step_equals_a_token_at_a_time(variant: str, name:
         like = attention.new_cache(2, 11)
         assert isinstance(like, TokenCache)
         cache = QuantisedCache(like, attention.kept(), FORMS[name])
-
-        def step(part: Tensor, cache: TokenCache) -> Tensor:
-            y = attention(part, cache)
-            cache.advance(part.shape[1])
-            return y
-
-        outputs.append(through_cache(step, x, cache, chunks))
-    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-10)
-    torch.testing.assert_close(outputs[2], outputs[0], rtol=0, atol=1e-10)
+        outputs.append(decode(attention, x, chunks, cache))
+    assert_same(outputs[1], outputs[0], 1e-10)
+    assert_same(outputs[2], outputs[0], 1e-10)
     assert not torch.equal(outputs[0], attention(x))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from building import Allocations
+from contract import assert_same, draw
 from torch import Tensor
 
 from gptattn.attention import Rule, Span, attend, attention_weights
@@ -18,14 +19,6 @@ from gptattn.position import Positions
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 B, H, G, D = 2, 6, 2, 5
 SLOPE_H11 = torch.linspace(0.1, 0.6, H, dtype=torch.float64)[:, None, None]
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def alibi(query: Span, key: Span) -> Tensor:

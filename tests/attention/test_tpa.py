@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from building import Allocations, build_gpt
+from building import Allocations, build_gpt, disturb
 from contract import draw
 from torch import Tensor
 
@@ -24,8 +24,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def ours(position: HeadPosition | None = None, **changes: Any) -> TensorProductAttention:
     """A layer in float64, with noise on its weights."""
     mine = TensorProductAttention(E, H * D, T, H, position=position, **(RANKS | changes)).double()
-    for parameter in mine.parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
+    disturb(mine, std=0.3)
     return mine
 
 
@@ -107,9 +106,8 @@ def test_factors_are_drawn_by_xaviers_rule_each_as_one_matrix():
     with torch.no_grad():
         mine.initialise(0.02)
     for weight, size in ((mine.W_a.weight, 5), (mine.W_b.weight, 64)):
-        for drawn, rank in zip(
-            weight.split([5 * size, 2 * size, 3 * size]), (5, 2, 3), strict=True
-        ):
+        factors = weight.split([5 * size, 2 * size, 3 * size])
+        for drawn, rank in zip(factors, (5, 2, 3), strict=True):
             bound = math.sqrt(6 / (256 + rank * size))
             assert 0.98 * bound < drawn.abs().max() <= bound
             assert drawn.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)

@@ -3,19 +3,13 @@
 No block is named here.
 """
 
-import signal
-from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 from building import build_gpt, menu
-from interrupted import SIX, begun, fingerprint, once, sent
-from support import command, summary, train
 
-from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
-from gptattn.runs.load import load_run
 from gptattn.settings.config import MLP
 
 B, T, V = 2, 11, 13
@@ -83,24 +77,6 @@ def test_the_widths_are_those_with_as_many_parameters(mlp: str) -> None:
     model = build_gpt("attn=mha", f"model.mlp={mlp}", "model.d_model=96")
     found = [p.numel() for n, p in model.named_parameters() if ".mlp." in n and p.ndim == 2]
     assert sum(found) in (0, 2 * 8 * 96 * 96)
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_bit_for_bit_and_shows_its_maps(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chosen = (block, "model.mlp=none", "block.tied_head=false", "attn=gqa")
-    whole = train(tmp_path / "whole", *SIX, *chosen)
-    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
-    assert command(tmp_path, *begun(tmp_path, *chosen)) == 143
-    assert command(tmp_path, "resume=run") == 0
-    run = tmp_path / "run"
-    assert fingerprint(run) == fingerprint(whole)
-    saved = load_run(run)
-    assert summary(run)["metrics"]["cost/params"] == measure_cost(saved.model).params
-    assert summary(run)["hyperparameters"]["d_mlp"] == 0
-    *_, w_BHTS = saved.model.attention_weights(torch.randint(256, (1, 7)))
-    torch.testing.assert_close(w_BHTS.sum(-1), torch.ones(1, 4, 7))
 
 
 @pytest.mark.slow

@@ -58,9 +58,8 @@ def test_under_float16_autocast_small_gradients_do_not_vanish():
     hidden = torch.randn(tokens, D).requires_grad_()
     weight = (0.02 * torch.randn(vocab_size, D)).requires_grad_()
     targets = torch.randint(vocab_size, (tokens,))
-    expected = scaled_gradients(
-        F.cross_entropy(F.linear(hidden, weight), targets), (hidden, weight)
-    )
+    plain = F.cross_entropy(F.linear(hidden, weight), targets)
+    expected = scaled_gradients(plain, (hidden, weight))
     with torch.autocast("cpu", dtype=torch.float16):
         loss = linear_cross_entropy(hidden, weight, targets, 128)
     for gradient, wanted in zip(scaled_gradients(loss, (hidden, weight)), expected, strict=True):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from building import build_gpt
+from torch import nn
 
 from gptattn.attention.base import HeadWeights
 from gptattn.errors import ConfigError
@@ -98,3 +99,12 @@ def test_a_count_that_does_not_divide_is_an_error():
 def test_a_pair_that_cannot_be_converted_says_why(source, target, said):
     with pytest.raises(ConfigError, match=said):
         convert(gpt(source), gpt(target))
+
+
+@pytest.mark.parametrize("variant", ["mha", "mha_wrapper"])
+def test_a_weight_beside_the_heads_that_the_target_lacks_is_named(variant):
+    source = gpt(f"attn={variant}")
+    linear = next(m for m in source.layers()[1].attention.modules() if isinstance(m, nn.Linear))
+    linear.register_parameter("lora_A", nn.Parameter(torch.ones(1)))
+    with pytest.raises(ConfigError, match=r"layer 1: \S*W_query.lora_A of .* would be lost"):
+        convert(source, gpt("attn=gqa"))

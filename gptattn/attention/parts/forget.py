@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn.attention.cache import Cache, Entry, own_cache
+from gptattn.attention.cache import Cache, Entry, TokenCache
 from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule
@@ -42,8 +42,8 @@ class Forget(Part):
         # In float64: float32 only holds four decimals of a sum of thousands.
         c_BHT1 = F.logsigmoid(logit_BHT1.double()).cumsum(-2)
         # Left padding adds the same to all sums of its row, and only differences count.
-        if cache is not None and cache.length > 0:
-            c_BHT1 = c_BHT1 + own_cache(cache).newest(SUM)
+        if isinstance(cache, TokenCache) and cache.length > 0:
+            c_BHT1 = c_BHT1 + cache.newest(SUM)
         return {SUM: c_BHT1}
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:

@@ -120,8 +120,7 @@ class GatedDeltaNet(Attention):
             v_BHTV = split_heads(v.to(wide), self.num_heads)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
             if s_BHDV is not None and x_BTE.shape[1] == 1:
-                q_BHD, k_BHD, v_BHV, g_BH, beta_BH = (x.squeeze(2) for x in inputs)
-                y_BHV, after = step(q_BHD, k_BHD, v_BHV, g_BH, beta_BH, s_BHDV)
+                y_BHV, after = step(*(x.squeeze(2) for x in inputs), s_BHDV=s_BHDV)
                 y_BHTV = y_BHV.unsqueeze(2)
             else:
                 y_BHTV, after = chunked(*inputs, s_BHDV, self.chunk, start_BT)
@@ -151,9 +150,6 @@ class GatedDeltaNet(Attention):
         within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
         carried = 2 * D * D * V + 2 * C * D * V
         return self.num_heads * N * (scores + solve + within + carried)
-
-    def residual_writer(self) -> nn.Linear | None:
-        return self.out_proj
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -101,22 +101,18 @@ class TensorProductAttention(SoftmaxAttention):
         return self._sum(held["a_k"], held["b_k"])
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
-        # For one query, summing over the factors is less work; in place, it has no gradient.
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
             return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
-        return self._attend_once(q_BHTD, held, at)
-
-    def _attend_once(self, q_BH1D: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
-        """Return `attend` of one query, by sums of a (q . b) and of (w a) b."""
+        # For one query, sums of a (q . b) and of (w a) b are less work; in place: no gradients.
         a_k_BCHS, a_v_BCHS = self._by_term(held["a_k"]), self._by_term(held["a_v"])
-        score_BHS = (q_BH1D.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
+        score_BHS = (q_BHTD.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
 
         def by_term(w_BH1S: Tensor) -> Tensor:
             return (w_BH1S.transpose(1, 2) * a_v_BCHS).flatten(1, 2).unsqueeze(2)
 
         # For the core, a score is a key of one number, and the query is 1.
-        one_BH11, k_BHS1 = torch.ones_like(q_BH1D[..., :1]), score_BHS.unsqueeze(3)
+        one_BH11, k_BHS1 = torch.ones_like(q_BHTD[..., :1]), score_BHS.unsqueeze(3)
         y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], at, by_term)
         return y_BX1D.unflatten(1, (-1, self.num_heads)).sum(1)
 

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
+from gptattn.maps.head_statistics import entropy, even_weights, sink_mass
 
 # Two heads on three tokens. Head 0: the second query has two equal weights, the third all weight on
 # itself. Head 1: a quarter and three quarters; then a third each.
