@@ -23,8 +23,8 @@ def write_run(
     environment: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     choices: dict[str, str] | None = None,
-    match: Any = None,
     steps: int = 1000,
+    summary: dict[str, Any] | None = None,
     identity: dict[str, Any] | None = None,
     **settings: object,
 ) -> Path:
@@ -42,7 +42,7 @@ def write_run(
         **(config or {}),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(node), encoding="utf-8")
-    summary = {
+    result = {
         "status": "done",
         "variant": variant,
         "seed": seed,
@@ -62,9 +62,9 @@ def write_run(
         "data": {"text_sha256": "abcdefgh", "tokenizer": "byte", "val_tokens": 99, **(data or {})},
         "hyperparameters": {"device": "cpu"},
         "environment": {"gptattn": "0.1.0", "libraries": {"torch": "2.13.0"}} | (environment or {}),
-        "match": match,
+        **(summary or {}),
     }
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(result), encoding="utf-8")
     code = {"gptattn.attention.core": "c0", f"gptattn.attention.variants.{variant}": "v0"}
     known = {"text": "abcdefgh", "device": "cpu", "code": code} | (identity or {})
     (folder / "identity.json").write_text(json.dumps(known), encoding="utf-8")

@@ -19,11 +19,8 @@ from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 
-DAMAGED = {
-    "summary.json": ["", "{", "[]", "null", '{"variant": "mha"}', "\x00"],
-    "config.yaml": ["", "{", "- 1", "text", "a: !!python/object/apply:os.system [true]", "a: \x01"],
-}
-WRONG_VALUES: list[dict[str, Any]] = [
+CODE = "a: !!python/object/apply:os.system [true]"
+WRONG: list[dict[str, Any]] = [
     {"seed": "one"},
     {"variant": 7},
     {"metrics": [1, 2]},
@@ -63,22 +60,21 @@ def bad(tmp_path: Path) -> Path:
     return write_run(tmp_path / "bad", "mha", 2, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"), [(file, text) for file, texts in DAMAGED.items() for text in texts]
-)
-def test_a_damaged_file_is_named_and_its_run_skipped(
-    file: str, content: str, tmp_path: Path, bad: Path
+@pytest.mark.parametrize("content", ["", "{", "- 1", "text", CODE, "a: \x01"])
+def test_damaged_settings_are_named_and_their_run_skipped(
+    content: str, tmp_path: Path, bad: Path
 ) -> None:
-    (bad / file).write_text(content)
+    (bad / "config.yaml").write_text(content)
     only_the_good_one_is_read(tmp_path, bad)
 
 
-@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=str)
-def test_a_summary_with_a_wrong_value_is_named_and_skipped(
-    wrong: dict[str, Any], tmp_path: Path, bad: Path
+@pytest.mark.parametrize("wrong", ["", "{", "[]", "null", "{}", "\x00", *WRONG], ids=str)
+def test_a_damaged_summary_is_named_and_its_run_skipped(
+    wrong: str | dict[str, Any], tmp_path: Path, bad: Path
 ) -> None:
-    summary = json.loads((bad / "summary.json").read_text())
-    (bad / "summary.json").write_text(json.dumps(summary | wrong))
+    if isinstance(wrong, dict):
+        wrong = json.dumps(json.loads((bad / "summary.json").read_text()) | wrong)
+    (bad / "summary.json").write_text(wrong)
     only_the_good_one_is_read(tmp_path, bad)
 
 

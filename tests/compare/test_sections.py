@@ -128,8 +128,9 @@ def test_a_matched_width_makes_no_section_and_no_name(tmp_path: Path) -> None:
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
     for variant, size, after in (("mha", 0, 256), ("x", 0, 290), ("x", 4, 280)):
         config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
-        folder, made = tmp_path / f"{variant}{size}", match | {"before": 256, "after": after}
-        write_run(folder, variant, 1, 2.0, d_model=64, d_mlp=after, match=made, config=config)
+        made = {"match": match | {"before": 256, "after": after}}
+        mlp = {"d_model": 64, "d_mlp": after}
+        write_run(tmp_path / str(after), variant, 1, 2.0, summary=made, config=config, **mlp)
     write_run(tmp_path / "c", "mqa", 1, 2.0, d_model=64, d_mlp=256)
     section = only_section(tmp_path)
     assert section.title == ""

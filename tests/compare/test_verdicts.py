@@ -303,7 +303,7 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "before": 512, "after": 545}
     match |= {"target": 124672, "reached": 124727}
     write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
-    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, match=match)
+    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, summary={"match": match})
     found = only_section(tmp_path)
     # 55 / 124,672 = 0.0441%, rounded up.
     assert match_words(found) == [
