@@ -23,7 +23,6 @@ def write_run(
     environment: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     choices: dict[str, str] | None = None,
-    steps: int = 1000,
     summary: dict[str, Any] | None = None,
     identity: dict[str, Any] | None = None,
     **settings: object,
@@ -38,7 +37,6 @@ def write_run(
         "model": {"d_mlp": None, "context_length": 128, **settings},
         "budget": {"steps": None, "tokens": None, "seconds": None, "default_steps": 1000},
         "validation": {"fraction": 0.1, "count": 5},
-        "sample": {"tokens": 8},
         **(config or {}),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(node), encoding="utf-8")
@@ -46,7 +44,7 @@ def write_run(
         "status": "done",
         "variant": variant,
         "seed": seed,
-        "steps": steps,
+        "steps": 1000,
         "metrics": {
             "val/loss": loss,
             "val/bits_per_byte": loss / math.log(2),

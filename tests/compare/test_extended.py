@@ -24,8 +24,8 @@ def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, floa
     """
     last = max(losses)
     ends = [{**steps(n), "step": n, "metrics": {"val/loss": x}} for n, x in losses.items()]
-    done = {"config": steps(last), "steps": last, "summary": {"completed": ends}}
-    run = write_run(folder, variant, seed, losses[last], **done)
+    done = {"steps": last, "completed": ends}
+    run = write_run(folder, variant, seed, losses[last], config=steps(last), summary=done)
     rows = []
     for step, loss in losses.items():
         for at, share, value in ((step * 3 // 4, 0.75, 9.0), (step, 1.0, loss)):

@@ -189,7 +189,7 @@ def write_ladder(
                         "model": {"context_length": 32, "num_layers": size + 1, "d_model": 8},
                         "budget": {"tokens": STEPS[size] * TOKENS, "default_steps": 1000},
                     },
-                    steps=STEPS[size],
+                    summary={"steps": STEPS[size]},
                 )
     return folder
 

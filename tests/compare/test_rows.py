@@ -129,20 +129,19 @@ def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None
     assert found.warnings == []
 
 
-def test_one_variant_in_two_blocks_is_two_rows(tmp_path: Path) -> None:
-    for block in BLOCKS:
-        write_block(tmp_path, "mha", block)
-    found = only_section(tmp_path)
-    assert found.baseline == "mha block=gpt2 position=learned"
-    assert found.rows[1].name == "mha block=llama position=rope"
-    assert found.warnings == []
-
-
-def test_other_blocks_and_positions_are_noted_in_one_line_each(tmp_path: Path) -> None:
+def test_blocks_name_the_rows_of_one_variant_and_are_noted_between_variants(
+    tmp_path: Path,
+) -> None:
+    for variant, block in (("mha", "gpt2"), ("mha", "llama")):
+        write_block(tmp_path / "one", variant, block)
+    one = only_section(tmp_path / "one")
+    assert one.baseline == "mha block=gpt2 position=learned"
+    assert one.rows[1].name == "mha block=llama position=rope"
+    assert one.warnings == []
     for variant, block in (("mha", "gpt2"), ("gqa", "llama"), ("mqa", "llama")):
-        write_block(tmp_path, variant, block)
+        write_block(tmp_path / "several", variant, block)
     said = "the variants differ in more than attention"
-    assert only_section(tmp_path).warnings == [
+    assert only_section(tmp_path / "several").warnings == [
         f"{said}: block (llama: 2 runs; gpt2: 1 run)",
         f"{said}: position (rope: 2 runs; learned: 1 run)",
     ]
