@@ -174,11 +174,12 @@ def write_ladder(
             loss += bend * (size % 2)
             loss = loss if rise is None else 5 + rise * size
             for seed in (1, 2, 3):
+                noise = generator.standard_normal() if rise is None else seed
                 write_run(
                     folder / f"{variant}_{size}_{seed}",
                     variant,
                     seed,
-                    loss + 0.001 * generator.standard_normal(),
+                    loss + 0.001 * noise,
                     metrics={
                         "cost/flops_per_token": flops * (size + 1),
                         "cost/kv_bytes_per_token": 1024.0 * (size + 1) / (1 + (variant == "gqa")),

@@ -143,7 +143,7 @@ TASK = {"task": "Recall", "val_rows": 10, "tokenizer": "none"}
 
 
 def task_run(
-    folder: Path, accuracy: float, seed: int = 1, pairs: int = 4, text: str = "", **size: int
+    folder: Path, accuracy: float, seed: int = 1, pairs: int = 4, text: str = "", **size: Any
 ) -> None:
     write_run(
         folder,
