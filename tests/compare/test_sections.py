@@ -31,10 +31,6 @@ def write_sizes(folder: Path) -> Path:
     return folder
 
 
-def titles(folder: Path) -> list[str]:
-    return [found.title for found in load_comparison(folder).sections]
-
-
 def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path) -> None:
     found = load_comparison(write_sizes(tmp_path))
     assert [(section.title, [row.name for row in section.rows]) for section in found.sections] == [
@@ -103,10 +99,9 @@ def test_precisions_and_blocks_are_rows_of_one_variant_and_sections_of_several(
 
 
 def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path: Path) -> None:
-    seeds = (1, 2, 3)
     write_sweep(tmp_path / "scratch", {"mha": [1.5] * 3, "gqa": [1.52] * 3})
     for variant, method, loss in (("mha", "mean", 1.4), ("gqa", "mean", 1.45), ("gqa", "first", 2)):
-        for seed in seeds:
+        for seed in (1, 2, 3):
             # Each seed goes on from its own seed's run.
             config = {"init_from": f"up/mha_s{seed}_00000{seed}", "init_method": method}
             noisy = loss + seed / 1000
@@ -167,7 +162,8 @@ def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(
                 size = {"d_model": width, "context_length": length}
                 task_run(tmp_path / f"{length}_{width}_{seed}", accuracy, seed, pairs, **size)
     found = load_comparison(tmp_path)
-    assert titles(tmp_path) == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
+    titles = [section.title for section in found.sections]
+    assert titles == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
     for section in found.sections:
         names = {row.name: row.mean("val/accuracy") for row in section.rows}
         assert names == pytest.approx({"mha model.d_model=16": 0.2, "mha model.d_model=32": 0.95})
