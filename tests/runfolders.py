@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from gptattn.compare.finished_runs import Run
-
 TOKENS, FLOPS = 2_048, 738_048.0  # tokens per step; FLOPs per token
 
 
@@ -24,35 +22,29 @@ def write_run(
     data: dict[str, Any] | None = None,
     environment: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
-    match: Any = None,
-    steps: int = 1000,
-    code: dict[str, str] | None = None,
-    making: dict[str, Any] | None = None,
+    choices: dict[str, str] | None = None,
+    summary: dict[str, Any] | None = None,
+    identity: dict[str, Any] | None = None,
     **settings: object,
 ) -> Path:
-    """Write a finished run without curves; `settings` are those of the model.
-
-    `code`: hashes of modules beside the variant's and the core. `making`: other entries of
-    identity.json.
-    """
+    """Write a finished run without curves; `settings` are those of the model."""
     folder.mkdir(parents=True, exist_ok=True)
     node: dict[str, Any] = {
-        "choices": {"attn": variant},
+        "choices": {"attn": variant, **(choices or {})},
         "seed": seed,
         "attn": {"_target_": f"gptattn.attention.{variant}"},
         "tokenizer": {"_target_": "gptattn.data.tokenizer.ByteTokenizer"},
         "model": {"d_mlp": None, "context_length": 128, **settings},
         "budget": {"steps": None, "tokens": None, "seconds": None, "default_steps": 1000},
         "validation": {"fraction": 0.1, "count": 5},
-        "sample": {"tokens": 8},
         **(config or {}),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(node), encoding="utf-8")
-    summary = {
+    result = {
         "status": "done",
         "variant": variant,
         "seed": seed,
-        "steps": steps,
+        "steps": 1000,
         "metrics": {
             "val/loss": loss,
             "val/bits_per_byte": loss / math.log(2),
@@ -68,30 +60,21 @@ def write_run(
         "data": {"text_sha256": "abcdefgh", "tokenizer": "byte", "val_tokens": 99, **(data or {})},
         "hyperparameters": {"device": "cpu"},
         "environment": {"gptattn": "0.1.0", "libraries": {"torch": "2.13.0"}} | (environment or {}),
-        "match": match,
+        **(summary or {}),
     }
-    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    known = {"gptattn.attention.core": "c0", f"gptattn.attention.variants.{variant}": "v0"}
-    identity = {"text": "abcdefgh", "device": "cpu", "code": known | (code or {}), **(making or {})}
-    (folder / "identity.json").write_text(json.dumps(identity), encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(result), encoding="utf-8")
+    code = {"gptattn.attention.core": "c0", f"gptattn.attention.variants.{variant}": "v0"}
+    known = {"text": "abcdefgh", "device": "cpu", "code": code} | (identity or {})
+    (folder / "identity.json").write_text(json.dumps(known), encoding="utf-8")
     return folder
 
 
-def loaded_runs(losses: Mapping[str, Mapping[int, float]]) -> list[Run]:
-    """Runs as if read from folders, from losses by variant and seed."""
-    return [
-        Run(Path(f"{variant}_{seed}"), variant, seed, {"val/loss": float(loss)}, {"attn": variant})
-        for variant, by_seed in losses.items()
-        for seed, loss in by_seed.items()
-    ]
-
-
-def write_sweep(folder: Path, losses: dict[str, Sequence[float]], **same: Any) -> Path:
+def write_sweep(folder: Path, losses: Mapping[str, Sequence[float]], **same: Any) -> Path:
     """Write a run with curves for each variant and loss; seeds count from 1."""
     for variant, values in losses.items():
         for seed, loss in enumerate(values, start=1):
-            name = "".join(c if c.isalnum() else "_" for c in variant)
-            write_curve(write_run(folder / f"{name}_s{seed}", variant, seed, loss, **same), loss)
+            run = write_run(folder / f"{variant}_s{seed}", variant, seed, loss, **same)
+            write_rows(run, curve_rows(loss))
     return folder
 
 
@@ -113,7 +96,7 @@ def curve_rows(loss: float, steps: int = 100, validations: int = 5) -> list[dict
     return rows
 
 
-def write_curve(folder: Path, loss: float, **shape: int) -> Path:
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in curve_rows(loss, **shape)]
-    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-    return folder
+def write_rows(run: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the run's metrics.jsonl."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    (run / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")

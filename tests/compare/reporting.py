@@ -1,4 +1,4 @@
-"""Helpers: compare runs, run `gptattn-compare` in this process, and parse its page."""
+"""Helpers: sections and groups of runs in a folder, the report command, and its page parsed."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,22 +7,15 @@ from typing import Any
 import pytest
 
 from gptattn.cli.commands.compare import main
-from gptattn.compare.comparison import Comparison, compare
+from gptattn.compare.comparison import Section, load_comparison
 from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.groups import Groups, group_runs
 
 LOSSES = {
     "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
     "gqa": [2.11, 2.13, 2.15, 2.15, 2.16],
     "mqa": [2.31, 2.33, 2.35, 2.35, 2.36],
 }
-NAMES = (
-    "loss_tokens",
-    "loss_flops",
-    "loss_seconds",
-    "pareto_params",
-    "pareto_cache",
-    "pareto_flops",
-)
 
 
 def report(*arguments: object, code: int = 0) -> None:
@@ -34,9 +27,13 @@ def report(*arguments: object, code: int = 0) -> None:
     assert stop.value.code == code
 
 
-def compared(*folders: Path, **options: Any) -> Comparison:
-    """Compare the runs in the folders, as the command does."""
-    return compare(read_runs(folders)[0], **options)
+def only_section(folder: Path) -> Section:
+    (found,) = load_comparison(folder).sections
+    return found
+
+
+def groups_in(folder: Path) -> Groups:
+    return group_runs(read_runs([folder])[0])
 
 
 class Page(HTMLParser):
@@ -47,22 +44,12 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.ids: list[str] = []
         self.references: list[str] = []
-        self.policy = ""
         self.text = ""
         self.source = file.read_text(encoding="utf-8")
         self.feed(self.source)
 
-    def runs_no_script(self) -> bool:
-        """Whether it has no script, and its policy allows none and no other file."""
-        return (
-            "script" not in self.tags
-            and self.policy == "default-src 'none'; style-src 'unsafe-inline'"
-        )
-
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append(tag)
-        if ("http-equiv", "Content-Security-Policy") in attrs:
-            self.policy = dict(attrs)["content"]
         for name, value in attrs:
             if name == "id":
                 self.ids.append(value)

@@ -1,19 +1,21 @@
-"""What changes between two sections that differ in the optimizer, the block or the precision."""
+"""What changes between two sections that differ in the optimizer, the block or the tokenizer."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import compared
-from runfolders import write_run
+from runfolders import write_run, write_sweep
 
-from gptattn.compare.comparison import Across
+from gptattn.compare.comparison import Across, load_comparison
 from gptattn.compare.report import json_text
 from gptattn.compare.table import tables_across
 from gptattn.compare.verdicts import across_notes, across_words
+from gptattn.errors import ConfigError
 
+Losses = Mapping[str, Sequence[float]]
 MUON = {"_target_": "gptattn.optim.Muon", "steps": 5, "rms": 0.2}
 OPTIM: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 0.001, "matrices": None},
@@ -25,29 +27,23 @@ LOSSES = {
 }
 
 
-def write(folder: Path, losses: Mapping[str, Sequence[float]], optim: str, **config: Any) -> None:
+def write(folder: Path, by_optim: Mapping[str, Losses], block: str = "gpt2") -> Path:
     """Write a run for each variant and loss; seeds count from 1."""
-    choices = {"optim": optim, **config.pop("choices", {})}
-    name = "_".join([optim, *choices.values()])
-    for variant, values in losses.items():
-        for seed, loss in enumerate(values, start=1):
-            picked = {"choices": {"attn": variant, **choices}, "optim": OPTIM[optim], **config}
-            write_run(folder / f"{variant}_{name}_{seed}", variant, seed, loss, config=picked)
-
-
-def write_both(folder: Path) -> Path:
-    for optim, losses in LOSSES.items():
-        write(folder, losses, optim)
+    for optim, losses in by_optim.items():
+        config = {"optim": OPTIM[optim], "block": {"norm": block}}
+        choices = {"optim": optim, "block": block}
+        write_sweep(folder / f"{optim} {block}", losses, config=config, choices=choices)
     return folder
 
 
 def only(folder: Path) -> Across:
-    (found,) = compared(folder).across
+    (found,) = load_comparison(folder).across
     return found
 
 
 def test_an_interaction_is_the_change_of_a_difference_worked_by_hand(tmp_path: Path) -> None:
-    found = only(write_both(tmp_path))
+    found = only(write(tmp_path, LOSSES))
+    assert list(found.gaps) == ["gqa", "mqa"]
     gqa = found.gaps["gqa"]
     # To mha: 0.05, 0.06, 0.05 with AdamW; 0, 0.01, 0 with Muon: it changes by -0.05 at each seed.
     assert (gqa.first, gqa.second) == (pytest.approx(0.16 / 3), pytest.approx(0.01 / 3))
@@ -63,19 +59,17 @@ def test_an_interaction_is_the_change_of_a_difference_worked_by_hand(tmp_path: P
     half = 6.2053 * 0.07 / 3
     assert mqa.interval == pytest.approx((-0.04 / 3 - half, -0.04 / 3 + half), abs=1e-5)
     assert (mqa.n, mqa.comparisons) == (3, 2)
-
-
-def test_changes_are_a_family_of_their_own(tmp_path: Path) -> None:
-    found = only(write_both(tmp_path))
+    # The losses are a family of their own, of three comparisons.
     assert list(found.losses) == ["mha", "gqa", "mqa"]
-    assert list(found.gaps) == ["gqa", "mqa"]
     mha = found.losses["mha"]
-    # -0.10, -0.09, -0.10: mean -0.29 / 3, squares about it 0.0006 / 9. Three comparisons:
-    # t(1 - 0.05 / 6, 2) = 7.6488 from the table.
+    # -0.10, -0.09, -0.10: mean -0.29 / 3, squares about it 0.0006 / 9; t(1 - 0.05 / 6, 2) = 7.6488.
     half = 7.6488 * (0.0001 / 3) ** 0.5 / 3**0.5
     assert (mha.first, mha.second) == (pytest.approx(6.04 / 3), pytest.approx(5.75 / 3))
     assert mha.difference.interval == pytest.approx((-0.29 / 3 - half, -0.29 / 3 + half), abs=1e-6)
     assert mha.difference.comparisons == 3
+    (node,) = json.loads(json_text(load_comparison(tmp_path)))["across"]
+    assert node["words"] == across_words(found)
+    assert node["gaps"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
 
 
 def test_the_words_name_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
@@ -83,25 +77,24 @@ def test_the_words_name_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
     both["adamw"]["gqa"] = [2.05, 2.07, 2.09]  # to mha 0.05, 0.06, 0.06
     # Changes -0.05, -0.05, -0.06: mean -0.16 / 3, deviation 0.01 / root 3. One comparison:
     # t(0.975, 2) = 4.3027, so -0.0533 ± 0.0143; t = 16, p = 0.0039.
-    for optim, losses in both.items():
-        write(tmp_path, losses, optim)
-    first, losses = across_words(only(tmp_path))
+    found = only(write(tmp_path, both))
+    first, losses = across_words(found)
     assert first == (
         "against mha, gqa does better with optim=muon than with optim=adamw, by 0.0533 nats "
         "(95% interval 0.0390 to 0.0677; n = 3, p = 0.004): its difference to mha is +0.0567 with "
         "optim=adamw, +0.0033 with optim=muon."
     )
     assert losses == "with optim=muon instead of optim=adamw, the loss is lower for mha and gqa."
-    assert across_notes(only(tmp_path)) == ["the two differ in more than optim: optim.lr"]
+    assert across_notes(found) == ["the two differ in more than optim: optim.lr"]
 
 
 def test_changes_that_cannot_be_shown_share_one_line_with_the_number_of_seeds(
     tmp_path: Path,
 ) -> None:
-    write_both(tmp_path)
-    write(tmp_path / "more", {"tpa": [2.0, 2.2]}, "adamw")
-    write(tmp_path / "more", {"tpa": [2.1, 1.9, 1.8]}, "muon")
-    first, losses = across_words(only(tmp_path))
+    more = {"adamw": {"tpa": [2.0, 2.2]}, "muon": {"tpa": [2.1, 1.9, 1.8]}}
+    first, losses = across_words(
+        only(write(tmp_path, {optim: own | more[optim] for optim, own in LOSSES.items()}))
+    )
     assert first == (
         "no change of the difference to mha from optim=adamw to optim=muon can be shown for gqa, "
         "tpa and mqa, with 2 to 3 seeds."
@@ -111,14 +104,10 @@ def test_changes_that_cannot_be_shown_share_one_line_with_the_number_of_seeds(
     )
 
 
-def test_only_sections_that_differ_in_one_setting_are_compared(
-    tmp_path: Path,
-) -> None:
+def test_only_sections_that_differ_in_one_setting_are_compared(tmp_path: Path) -> None:
     for block in ("gpt2", "llama"):
-        for optim, losses in LOSSES.items():
-            shape = {"choices": {"block": block}, "block": {"norm": block}}
-            write(tmp_path, losses, optim, **shape)
-    found = {(one.where, one.first, one.second) for one in compared(tmp_path).across}
+        write(tmp_path, LOSSES, block)
+    found = {(one.where, one.first, one.second) for one in load_comparison(tmp_path).across}
     assert found == {
         ("block=gpt2", "optim=adamw", "optim=muon"),
         ("block=llama", "optim=adamw", "optim=muon"),
@@ -135,30 +124,77 @@ def test_only_sections_that_differ_in_one_setting_are_compared(
     ],
 )
 def test_without_a_common_baseline_and_another_row_there_is_no_table(
-    muon: dict[str, list[float]], tmp_path: Path
+    muon: Losses, tmp_path: Path
 ) -> None:
-    write(tmp_path, LOSSES["adamw"], "adamw")
-    write(tmp_path, muon, "muon")
-    found = compared(tmp_path)
+    found = load_comparison(write(tmp_path, {**LOSSES, "muon": muon}))
     assert (len(found.sections), found.across) == (2, [])
 
 
 def test_a_single_seed_gives_a_table_without_intervals(tmp_path: Path) -> None:
-    for optim, losses in LOSSES.items():
-        write(tmp_path, {variant: values[:1] for variant, values in losses.items()}, optim)
-    found = only(tmp_path)
+    single = {o: {v: values[:1] for v, values in own.items()} for o, own in LOSSES.items()}
+    (table,) = tables_across(load_comparison(write(tmp_path, single)))
     dash = "\N{EN DASH}"
-    (table,) = tables_across(compared(tmp_path))
     assert table.cells[2] == [
         *("gqa", "1", "2.0500", "1.9000", "-0.1500", dash, dash, "-0.0500", dash, dash)
     ]
     assert "Bonferroni" not in table.caption
-    assert across_words(found)[0].endswith("for gqa and mqa, with 1 seed.")
+    assert across_words(only(tmp_path))[0].endswith("for gqa and mqa, with 1 seed.")
 
 
-def test_the_json_has_the_changes_and_their_words(tmp_path: Path) -> None:
-    found = compared(write_both(tmp_path))
-    (node,) = json.loads(json_text(found))["across"]
-    assert node["words"] == across_words(found.across[0])
-    assert node["gaps"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
-    assert node["others"] == ["optim.lr"]
+TARGETS = {"byte": "x.ByteTokenizer", "bpe": "x.TrainedBPE"}
+TOKENS = {"byte": 700, "bpe": 200}
+BITS = {"byte": [2.00, 2.03, 2.01], "bpe": [1.80, 1.84, 1.80]}
+
+
+def write_tokenizers(folder: Path, **of_bpe: Any) -> Path:
+    """Write mha at each tokenizer's bits per byte, of 700 held-out bytes; seeds count from 1."""
+    for name, tokens in TOKENS.items():
+        own = {"tokenizer": name, "val_tokens": tokens, "val_bytes": 700}
+        for seed, bits in enumerate(BITS[name], start=1):
+            write_run(
+                folder / f"{name}_{seed}",
+                "mha",
+                seed,
+                bits * math.log(2) * 700 / tokens,
+                data=own | (of_bpe if name == "bpe" else {}),
+                config={"tokenizer": {"_target_": TARGETS[name]}},
+                choices={"tokenizer": name},
+                metrics={"val/bits_per_byte": bits, "cost/params": 10_000 / tokens},
+            )
+    return folder
+
+
+def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
+    found = only(write_tokenizers(tmp_path))
+    assert (found.first, found.second) == ("tokenizer=byte", "tokenizer=bpe")
+    mha = found.losses["mha"]
+    assert (mha.first, mha.second) == (pytest.approx(6.04 / 3), pytest.approx(5.44 / 3))
+    # -0.20, -0.19, -0.21: mean -0.20, deviation 0.01. One comparison: t(0.975, 2) = 4.3027.
+    half = 4.3027 * 0.01 / 3**0.5
+    assert mha.difference.interval == pytest.approx((-0.20 - half, -0.20 + half), abs=1e-5)
+    assert mha.difference.shown
+    assert found.gaps == {}
+    assert across_words(found) == [
+        "with tokenizer=bpe instead of tokenizer=byte, the loss in bits per byte is lower for mha."
+    ]
+    assert across_notes(found) == [
+        "a token is 1.00 bytes of the held-out text with tokenizer=byte and 3.50 with "
+        "tokenizer=bpe: equal steps are not equal text, nor equal time"
+    ]
+    (table,) = tables_across(load_comparison(tmp_path))
+    assert table.caption.startswith("mean bits per byte over the n seeds in common; ")
+    assert [row[:5] for row in table.cells] == [
+        ["variant", "n", "tokenizer=byte", "tokenizer=bpe", "change"],
+        ["mha", "3", "2.0133", "1.8133", "-0.2000"],
+    ]
+
+
+@pytest.mark.parametrize("other", [{"val_bytes": 699}, {"text_sha256": "zzz"}])
+def test_runs_with_other_held_out_bytes_are_refused_and_never_compared(
+    other: dict[str, Any], tmp_path: Path
+) -> None:
+    write_tokenizers(tmp_path, **other)
+    with pytest.raises(ConfigError, match=r"the runs differ in data \(text .* validation bytes: 3"):
+        load_comparison(tmp_path)
+    found = load_comparison(tmp_path, split=True)
+    assert (len(found.sections), found.across) == (2, [])

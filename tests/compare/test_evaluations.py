@@ -5,14 +5,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-from reporting import Page, compared, report
+from reporting import Page, only_section, report
 from runfolders import write_sweep
 
+from gptattn.compare.curves import position_losses
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.report import json_text
 from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 
@@ -20,13 +19,13 @@ LOSSES: dict[str, Sequence[float]] = {"mha": [2.0, 2.02, 2.04], "gqa": [2.1, 2.1
 T975 = 4.302653  # Student's t for two degrees of freedom, from a table
 
 
-def evaluation(seed: int, loss: float, **changes: object) -> Evaluation:
+def evaluation(seed: int, loss: float, step: int = 1000) -> Evaluation:
     """Trained at 4; beyond 6, the loss is higher by 0.1 for seed 1, 0.2 for seed 2, and so on."""
     bins = [Bin(1, 1, loss + 1), Bin(2, 2, loss), Bin(3, 3, loss), Bin(4, 4, loss)]
     longer = [*bins, Bin(5, 6, loss), Bin(7, 8, loss + 0.1 * seed)]
-    found = Evaluation(
+    return Evaluation(
         basis=Basis(f"weights {loss}", "text", "code", "cpu"),
-        step=1000,
+        step=step,
         context_length=4,
         lengths={4: LengthLoss(20, loss + 0.25, bins), 8: LengthLoss(10, loss + 0.2, longer)},
         caches={
@@ -35,7 +34,6 @@ def evaluation(seed: int, loss: float, **changes: object) -> Evaluation:
             "window:2": CacheLoss(loss + 0.5, 2048),
         },
     )
-    return msgspec.structs.replace(found, **changes)
 
 
 def evaluated_sweep(folder: Path) -> Path:
@@ -54,14 +52,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def section(sweep: Path) -> dict:
-    """The section of comparison.json, which needs no plots."""
-    (found,) = json.loads(json_text(compared(sweep)))["sections"]
-    return found
-
-
 def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
-    found = section(sweep)
+    (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
     shown = [(one["variant"], one["length"]) for one in found["loss_by_position"]]
     assert shown == [("mha", 4), ("mha", 8), ("gqa", 4), ("gqa", 8)]
     longer = found["loss_by_position"][1]
@@ -108,9 +100,9 @@ def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
 def test_what_is_of_other_weights_is_not_shown(tmp_path: Path) -> None:
     folder = evaluated_sweep(tmp_path / "runs")
     RunFolder(folder / "mha_s2").write_evaluation(evaluation(2, 2.02, step=999))
-    first = section(folder)["loss_by_position"][0]
-    assert (first["variant"], first["loss"]["n"]) == ("mha", 2)
-    assert first["loss"]["mean"] == pytest.approx(np.mean([2.0, 2.04]) + 0.25)
+    first = position_losses(only_section(folder))[0]
+    assert (first.variant, first.loss.n) == ("mha", 2)
+    assert first.loss.mean == pytest.approx(np.mean([2.0, 2.04]) + 0.25)
 
 
 @pytest.mark.parametrize("content", ["{", '{"basis": 1}', "[" * 100_000])

@@ -1,4 +1,4 @@
-"""Reading run folders: damaged, odd or unfinished ones are reported and skipped."""
+"""Reading run folders: damaged, odd or unfinished ones are reported and skipped; open sweeps."""
 
 import json
 import math
@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runfolders import write_run
+from reporting import LOSSES
+from runfolders import write_run, write_sweep
 
-from gptattn.compare.curves import read_curves
+from gptattn.compare import load_runs
 from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.report import describe_open_sweeps
 from gptattn.errors import DataError
+from gptattn.machine.lock import hold_lock
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 
-DAMAGED = {
-    "summary.json": ["", "{", "[]", "null", '{"variant": "mha"}', "\x00"],
-    "config.yaml": ["", "{", "- 1", "text", "a: !!python/object/apply:os.system [true]", "a: \x01"],
-}
-WRONG_VALUES: list[dict[str, Any]] = [
+CODE = "a: !!python/object/apply:os.system [true]"
+WRONG: list[dict[str, Any]] = [
     {"seed": "one"},
     {"variant": 7},
     {"metrics": [1, 2]},
@@ -27,6 +29,18 @@ WRONG_VALUES: list[dict[str, Any]] = [
     {"status": "running"},
     *({"metrics": {"val/loss": x}} for x in (math.nan, math.inf, None, "2.0", 1e300, 10**400)),
 ]
+
+
+def test_load_runs_has_a_row_per_run_with_metrics_and_settings(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", LOSSES, d_model=48)
+    (write_run(sweep / "bad", "mha", 9, 2.0) / "summary.json").unlink()
+    runs = load_runs(sweep)
+    found = {(row["variant"], row["seed"]): row["val/loss"] for _, row in runs.iterrows()}
+    assert found == {(v, s): x for v, xs in LOSSES.items() for s, x in enumerate(xs, start=1)}
+    assert all(Path(folder).is_dir() for folder in runs["folder"])
+    assert set(runs["model.d_model"]) == {"48"}
+    assert runs.groupby("variant")["val/loss"].mean()["mha"] == pytest.approx(2.02)
+    assert runs.attrs["skipped"] == [f"{sweep / 'bad'}: not finished"]
 
 
 def only_the_good_one_is_read(tmp_path: Path, bad: Path, reason: str = "") -> None:
@@ -45,22 +59,21 @@ def bad(tmp_path: Path) -> Path:
     return write_run(tmp_path / "bad", "mha", 2, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("file", "content"), [(file, text) for file, texts in DAMAGED.items() for text in texts]
-)
-def test_a_damaged_file_is_named_and_its_run_skipped(
-    file: str, content: str, tmp_path: Path, bad: Path
+@pytest.mark.parametrize("content", ["", "{", "- 1", "text", CODE, "a: \x01"])
+def test_damaged_settings_are_named_and_their_run_skipped(
+    content: str, tmp_path: Path, bad: Path
 ) -> None:
-    (bad / file).write_text(content)
+    (bad / "config.yaml").write_text(content)
     only_the_good_one_is_read(tmp_path, bad)
 
 
-@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=str)
-def test_a_summary_with_a_wrong_value_is_named_and_skipped(
-    wrong: dict[str, Any], tmp_path: Path, bad: Path
+@pytest.mark.parametrize("wrong", ["", "{", "[]", "null", "{}", "\x00", *WRONG], ids=str)
+def test_a_damaged_summary_is_named_and_its_run_skipped(
+    wrong: str | dict[str, Any], tmp_path: Path, bad: Path
 ) -> None:
-    summary = json.loads((bad / "summary.json").read_text())
-    (bad / "summary.json").write_text(json.dumps(summary | wrong))
+    if isinstance(wrong, dict):
+        wrong = json.dumps(json.loads((bad / "summary.json").read_text()) | wrong)
+    (bad / "summary.json").write_text(wrong)
     only_the_good_one_is_read(tmp_path, bad)
 
 
@@ -69,15 +82,6 @@ def test_runs_without_a_result_are_named_and_skipped(tmp_path: Path, bad: Path) 
     only_the_good_one_is_read(tmp_path, bad, "not finished")
     (bad / "model.safetensors").write_bytes(b"")
     only_the_good_one_is_read(tmp_path, bad, "converted weights that were not trained")
-
-
-def test_a_file_that_cannot_be_read_is_named_with_the_systems_reason(
-    tmp_path: Path, bad: Path
-) -> None:
-    # Not by file permissions: tests may run as root, who ignores them.
-    (bad / "metrics.jsonl").mkdir()
-    assert read_curves(bad)[1] == f"{bad}: metrics.jsonl: Is a directory: no curves"
-    (bad / "summary.json").unlink()
     (bad / "summary.json").mkdir()
     only_the_good_one_is_read(tmp_path, bad, "Is a directory")
 
@@ -96,8 +100,10 @@ def test_a_folder_that_cannot_be_listed_is_named_and_skipped(
     only_the_good_one_is_read(tmp_path, bad, "Permission denied")
 
 
-def test_loops_of_links_end_and_no_run_is_read_twice(tmp_path: Path) -> None:
+def test_a_run_is_read_once_whatever_links_and_hydras_copy_lie_beside_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "sweep" / "a", "mha", 1, 2.0)
+    (run / ".hydra").mkdir()
+    (run / ".hydra" / "config.yaml").write_text("{}")
     (run / "loop").symlink_to(tmp_path)
     (tmp_path / "other").symlink_to(tmp_path / "sweep")
     (tmp_path / "itself").symlink_to(tmp_path / "itself")
@@ -107,20 +113,31 @@ def test_loops_of_links_end_and_no_run_is_read_twice(tmp_path: Path) -> None:
     assert skipped == []
 
 
-def test_the_copy_of_hydra_is_not_taken_for_a_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", "mha", 1, 2.0)
-    (run / ".hydra").mkdir()
-    (run / ".hydra" / "config.yaml").write_text("{}")
-    assert len(read_runs([tmp_path])[0]) == 1
-    assert read_runs([tmp_path])[1] == []
-
-
 def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no finished run"):
         read_runs([tmp_path])
     with pytest.raises(DataError, match="is not a folder"):
         read_runs([tmp_path / "none"])
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    (tmp_path / "a" / "summary.json").unlink()
+    (write_run(tmp_path / "a", "mha", 1, 2.0) / "summary.json").unlink()
     with pytest.raises(DataError, match=r"1 skipped, such as .*not finished"):
         read_runs([tmp_path])
+
+
+def test_open_runs_of_a_sweep_are_counted_by_variant(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    names = ["mha_s1_000001", "mha_s2_000002", "gqa_s1_000003", "mqa_s1_000004", "mqa_s2_000005"]
+    for seed, name in enumerate(names[:2], start=1):
+        write_run(sweep / name, "mha", seed, 2.0)
+    write_planned(sweep, names[:2])
+    assert describe_open_sweeps([sweep]) == []
+    failed = sweep / names[2]
+    failed.mkdir()
+    RunFolder(failed).write_failure(5, "loss is NaN")
+    write_planned(sweep, names)
+    reason = "gqa_s1_000003 failed: loss is NaN"
+    stopped = "2 never ended, as the sweep was stopped (mqa 2)"
+    expected = f"{sweep}: 2 of 5 runs are done; {stopped}; 1 failed (gqa 1)"
+    assert describe_open_sweeps([tmp_path]) == [expected, reason]
+    with hold_lock(sweep / SWEEP_LOCK, "sweep", "busy"):
+        expected = f"{sweep}: 2 of 5 runs are done; 2 planned (mqa 2); 1 failed (gqa 1)"
+        assert describe_open_sweeps([sweep]) == [expected, reason]

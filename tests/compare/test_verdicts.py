@@ -1,15 +1,21 @@
-"""The report's sentences claim no more than the runs support."""
+"""The report's sentences agree with its decisions and claim no more than the runs support."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from reporting import compared
-from runfolders import write_run
+from reporting import only_section
+from runfolders import write_run, write_sweep
+from scipy.stats import binom
 
-from gptattn.compare.comparison import Section
+from gptattn.compare import statistics
+from gptattn.compare.comparison import Section, make_section
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.verdicts import (
+    first_words,
     match_words,
     more_or_fewer,
     nats,
@@ -18,28 +24,153 @@ from gptattn.compare.verdicts import (
     share,
     sure_words,
 )
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.two_stages import (
+    NAME,
+    TwoStages,
+    read_two_stages,
+    variant_key,
+    write_two_stages,
+)
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
+COSTS = {
+    "perf/tokens_per_s": 1000.0,
+    "perf/step_ms": 10.0,
+    "cost/kv_bytes_per_token": 1024.0,
+    "cost/params": 1200,
+    "cost/flops_per_token": 738_048.0,
+}
+FIELDS = 400
+MOST = binom.ppf(0.999, FIELDS, 0.05)  # false claims that 5% allows, with 0.1% beyond
 
 
-def section(tmp_path: Path, losses: dict[str, list[float]], **extra: dict[str, Any]) -> Section:
-    """Return the section on these losses; `extra` holds further metrics by variant."""
-    for variant, values in losses.items():
-        for seed, loss in enumerate(values):
-            metrics = dict(extra.get(variant, {}))
-            speeds = metrics.pop("speeds", None)
-            if speeds is not None:
-                metrics["perf/tokens_per_s"] = speeds[seed]
-            write_run(tmp_path / f"{variant}_{seed}", variant, seed, loss, metrics=metrics)
-    (found,) = compared(tmp_path).sections
-    return found
+def section(
+    losses: Mapping[str, Sequence[float] | Mapping[int, float]], **costs: Mapping[str, Any]
+) -> Section:
+    """Return the report's only section on these losses; a sequence has the seeds from 1 on.
+
+    `costs` are metrics of a variant; a list has one value for each seed.
+    """
+    groups: dict[str, list[Run]] = {}
+    for name, values in losses.items():
+        by_seed = values if isinstance(values, Mapping) else dict(enumerate(values, start=1))
+        for i, (seed, loss) in enumerate(by_seed.items()):
+            metrics = {"val/loss": float(loss)}
+            for metric, value in costs.get(name, {}).items():
+                metrics[metric] = value[i] if isinstance(value, list) else value
+            run = Run(Path(f"{name}_{seed}"), name, seed, metrics, {"attn": name})
+            groups.setdefault(name, []).append(run)
+    return make_section(groups, "mha")
 
 
-def test_runs_that_shared_the_machine_have_gaps_for_their_speed_and_no_words_on_it(
-    tmp_path: Path,
+def simulated(means: Sequence[float], n: int, seed: int, shape: str = "normal") -> list[Section]:
+    """Return FIELDS reports on variants with these true losses; the first is mha, the baseline."""
+    generator = np.random.default_rng(seed)
+    size = (FIELDS, len(means), n)
+    noise = generator.normal(size=size) if shape == "normal" else generator.exponential(size=size)
+    names = ["mha", *(f"v{i}" for i in range(1, len(means)))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "seeds_needed", lambda *_: None)  # slow, and no decision needs it
+        return [
+            section(dict(zip(names, losses, strict=True)))
+            for losses in noise + np.array(means)[:, None]
+        ]
+
+
+@pytest.mark.parametrize(
+    ("variants", "n", "shape"), [(2, 5, "normal"), (3, 12, "normal"), (4, 5, "normal"), (3, 8, "x")]
+)
+def test_reports_on_equal_variants_rarely_show_a_difference(
+    variants: int, n: int, shape: str
 ) -> None:
-    shared = dict.fromkeys(("perf/tokens_per_s", "perf/step_ms"))
-    found = section(tmp_path, {"mha": BASE, "gqa": BASE, "mqa": BASE[::-1]}, gqa=shared)
+    found = simulated([0.0] * variants, n, variants, shape)
+    rows = sum(any(row.difference and row.difference.shown for row in s.rows) for s in found)
+    from_first = sum(len(s.alike) < variants - 1 for s in found)
+    assert rows <= MOST
+    assert from_first <= MOST
+    # The sentence agrees with the decision.
+    assert from_first == sum(
+        "is the best" in first_words(s)
+        or any(row.name not in first_words(s) for row in s.rows if row.name != s.leader)
+        for s in found
+    )
+
+
+def test_equal_variants_far_from_the_baseline_are_not_told_apart() -> None:
+    found = simulated([9.0, 0.0, 0.0, 0.0], 6, 1)
+    assert sum(any(n in s.alike for n in ("v1", "v2", "v3")) for s in found) >= FIELDS - MOST
+    assert not any("mha" in s.alike for s in found)
+    assert sum("is the best" in first_words(s) for s in found) <= MOST
+
+
+def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
+    """Uses differences of all sizes, with which two families of tests would often disagree."""
+    stated = best = 0
+    fields = [*simulated([2.5, 0.0, 1.5, 3.0], 6, 2), *simulated([0.0, 0.4, 3.0, 3.2], 6, 3)]
+    for found in fields:
+        last = first_words(found)
+        best += "is the best" in last
+        for row in found.rows:
+            d = row.difference
+            if d is None:
+                continue
+            assert d.interval is not None
+            assert d.shown == (d.interval[0] > 0 or d.interval[1] < 0)
+            stated += d.shown
+            if found.leader in (row.name, found.baseline):
+                other = found.baseline if row.name == found.leader else row.name
+                assert (other in found.alike) == (not d.shown)
+        if "is the best" in last and found.leader == found.baseline:
+            assert all("is worse than" in line for line in section_words(found)[:-1])
+    assert stated > FIELDS
+    assert best > FIELDS / 20
+
+
+def test_the_leader_is_compared_with_a_correction_over_all_pairs() -> None:
+    losses = {"mha": [3.0, 3.1, 3.2, 3.15], "a": [1.0, 1.1, 1.2, 1.1], "b": [1.3, 1.5, 1.4, 1.4]}
+    losses["c"] = [1.6, 1.5, 1.7, 1.6]
+    found = {d.variant: d.comparisons for d in section(losses).rivals}
+    assert found == {"mha": 3, "b": 3, "c": 3}
+    losses["d"] = [2.6, 2.5, 2.7, 2.4]
+    # a, b, c and d form 6 pairs. The pair with the baseline is one of its 4 comparisons.
+    found = {d.variant: d.comparisons for d in section(losses).rivals}
+    assert found == {"mha": 4, "b": 6, "c": 6, "d": 6}
+
+
+def test_two_variants_like_the_baseline_are_not_told_apart() -> None:
+    # a - b is -0.1 to within 0.001 at each seed, but neither differs from the noisy mha.
+    noisy = {"mha": [2.3, 1.8, 2.2, 1.75, 2.25], "a": [2.0, 2.1, 2.2, 1.9, 1.8]}
+    found = section({**noisy, "b": [2.101, 2.2, 2.299, 2.0, 1.9]})
+    assert found.leader == "a"
+    assert next(d for d in found.rivals if d.variant == "b").shown
+    assert set(found.alike) == {"mha", "b"}
+    assert "than b" not in " ".join(section_words(found))
+
+
+def test_a_lead_that_the_common_seeds_contradict_is_no_lead() -> None:
+    found = section(
+        {"mha": [2.00, 2.01, 2.02], "gqa": {1: 2.10, 2: 2.112, 3: 2.119, 4: 1.0, 5: 1.0}}
+    )
+    assert section_words(found)[0].startswith("gqa is worse than mha by 0.1003 nats")
+    assert section_words(found)[1] == (
+        "gqa has the lowest mean loss, but over the seeds in common mha is better: no variant "
+        "is named best."
+    )
+
+
+def test_only_seeds_of_both_are_compared_and_single_pairs_do_not_count_in_the_correction() -> None:
+    losses = {"mha": [2.0, 2.5, 9.0], "a": {2: 2.6, 1: 2.2, 4: 0.0}, "b": {1: 2.0}, "c": {9: 1.9}}
+    found = {row.name: row.difference for row in section(losses).rows}
+    # The differences of a are 0.2 at seed 1 and 0.1 at seed 2.
+    figures = {name: (d.n, d.mean, d.comparisons) for name, d in found.items() if d}
+    assert figures == {"a": (2, pytest.approx(0.15), 1), "b": (1, 0.0, 1)}
+
+
+def test_runs_that_shared_the_machine_have_gaps_for_their_speed_and_no_words_on_it() -> None:
+    shared = {name: value for name, value in COSTS.items() if "perf" not in name}
+    losses = {"mha": BASE, "gqa": BASE, "mqa": BASE[::-1]}
+    found = section(losses, mha=COSTS, gqa=shared, mqa=COSTS)
     heading, *rows = report_rows(found)
     cells = {row[0]: dict(zip(heading, row, strict=True)) for row in rows}
     assert cells["gqa"]["tokens/s"] == cells["gqa"]["step ms"] == "\N{EN DASH}"
@@ -48,33 +179,23 @@ def test_runs_that_shared_the_machine_have_gaps_for_their_speed_and_no_words_on_
     assert all("token" not in line for line in section_words(found) if line.startswith("gqa"))
 
 
-def test_a_difference_is_stated_with_its_interval_and_its_p(tmp_path: Path) -> None:
+def test_a_difference_is_stated_with_its_interval_and_its_p() -> None:
     worse = [loss + d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
-    found = section(tmp_path, {"mha": BASE, "gqa": worse})
-    # Mean 0.12, deviation root of 0.0002 / 4; t(0.975, 4) = 2.776445 from the table, root of 5.
-    half = 2.776445 * 0.00707107 / 5**0.5
-    gqa = found.rows[1].difference
-    assert gqa is not None
-    assert gqa.interval == pytest.approx((0.12 - half, 0.12 + half))
-    # 0.1112 to 0.1288; t = 37.9 with 4 degrees of freedom.
-    assert section_words(found) == [
+    # Mean 0.12, deviation root of 0.0002 / 4; t(0.975, 4) = 2.776445 from the table, root of 5:
+    # 0.12 -+ 0.00878. t = 37.9 with 4 degrees of freedom.
+    assert section_words(section({"mha": BASE, "gqa": worse})) == [
         "gqa is worse than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
         "mha is the best of the 2 by validation loss: lower than every other (n = 5, p < 0.001 "
         "or less).",
     ]
 
 
-def test_without_evidence_the_words_say_how_many_seeds_it_would_take(tmp_path: Path) -> None:
-    # Differences 0.01, -0.01, 0.02, -0.005, 0.01: mean 0.005, deviation 0.01225 (by hand).
+def test_without_evidence_the_words_say_how_many_seeds_it_would_take() -> None:
+    # Of mean 0.005 and, by hand, deviation 0.01225.
     mixed = [loss + d for loss, d in zip(BASE, (0.01, -0.01, 0.02, -0.005, 0.01), strict=True)]
-    found = section(tmp_path, {"mha": BASE, "gqa": mixed})
-    d = found.rows[1].difference
-    assert d is not None
-    assert d.deviation == pytest.approx(0.01225, abs=1e-5)
     # Effect 0.408: 50 seeds by G*Power's tables (7.849 / 0.408^2 + 1.92, rounded up).
-    assert d.seeds_needed == 50
     # t = 0.913 with 4 degrees of freedom: p = 0.41; 0.005 -+ 2.7764 * 0.01225 / root of 5.
-    assert section_words(found) == [
+    assert section_words(section({"mha": BASE, "gqa": mixed})) == [
         "no difference between gqa and mha can be shown at n = 5 (95% interval -0.0102 to +0.0202, "
         "p = 0.41): if the true difference is as large as the one observed, 0.0050 nats, about 50 "
         "seeds would show it.",
@@ -82,10 +203,9 @@ def test_without_evidence_the_words_say_how_many_seeds_it_would_take(tmp_path: P
     ]
 
 
-def test_differences_without_a_spread_over_seeds_are_not_taken_for_certain(tmp_path: Path) -> None:
+def test_differences_without_a_spread_over_seeds_are_not_taken_for_certain() -> None:
     """The seed may have no effect, and then five runs are no more than one run."""
-    losses = {"mha": BASE, "gqa": [loss - 0.1 for loss in BASE], "mha_wrapper": BASE}
-    found = section(tmp_path, losses)
+    found = section({"mha": BASE, "gqa": [loss - 0.1 for loss in BASE], "mha_wrapper": BASE})
     assert section_words(found) == [
         "no difference between gqa and mha can be shown at n = 5: they differ by the same "
         "amount at every seed, -0.1000 nats, as if the seed had no effect or losses were rounded, "
@@ -98,9 +218,8 @@ def test_differences_without_a_spread_over_seeds_are_not_taken_for_certain(tmp_p
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_below_three_seeds_no_variant_is_named_best(n: int, tmp_path: Path) -> None:
-    found = section(tmp_path, {"mha": [2.0, 2.1][:n], "gqa": [1.0, 1.1][:n], "mqa": BASE})
-    words = section_words(found)
+def test_below_three_seeds_no_variant_is_named_best(n: int) -> None:
+    words = section_words(section({"mha": [2.0, 2.1][:n], "gqa": [1.0, 1.1][:n], "mqa": BASE}))
     assert words[-1] == f"Fewer than 3 seeds (mha: {n} and gqa: {n}): no variant is named best."
     assert "best" not in " ".join(words).replace("no variant is named best", "")
     assert not any("better" in line or "worse" in line for line in words)
@@ -108,69 +227,51 @@ def test_below_three_seeds_no_variant_is_named_best(n: int, tmp_path: Path) -> N
         assert "a single pair (-1.0000 nats) has no spread over seeds" in words[0]
 
 
-def test_only_seeds_of_both_are_compared(tmp_path: Path) -> None:
-    for seed, loss in ((1, 2.0), (2, 2.5), (3, 9.0)):
-        write_run(tmp_path / f"a{seed}", "mha", seed, loss)
-    for seed, loss in ((2, 2.6), (1, 2.2), (4, 0.0)):
-        write_run(tmp_path / f"b{seed}", "gqa", seed, loss)
-    (found,) = compared(tmp_path).sections
-    difference = found.rows[1].difference
-    assert difference is not None
-    # The differences are 0.2 at seed 1 and 0.1 at seed 2.
-    assert (difference.n, difference.mean) == (2, pytest.approx(0.15))
-
-
-def test_what_a_variant_costs_follows_in_simple_fractions(tmp_path: Path) -> None:
+def test_what_a_variant_costs_follows_in_simple_fractions() -> None:
     cost = {
         "cost/kv_bytes_per_token": 1024 / 3,
         "cost/params": 1080,
         "cost/flops_per_token": 738048.0 * 0.962,
-        "speeds": [1090.0, 1100.0, 1095.0, 1105.0, 1100.0],
+        "perf/tokens_per_s": [1090.0, 1100.0, 1095.0, 1105.0, 1100.0],
     }
-    found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=cost)
+    found = section({"mha": BASE, "gqa": BASE}, mha=COSTS, gqa=cost)
     assert section_words(found)[0].endswith(
         "; gqa needs 1/3 of the cache, has 10% fewer parameters, takes 3.8% fewer FLOPs per token "
         "and trained at 1.10 times the tokens/s (1.09 to 1.11)."
     )
 
 
-def test_a_speed_that_may_be_chance_is_not_mentioned(tmp_path: Path) -> None:
-    speeds = {"speeds": [900.0, 1100.0, 1200.0, 950.0, 1010.0]}
-    found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=speeds)
+def test_a_speed_that_may_be_chance_is_not_mentioned() -> None:
+    speeds = {"perf/tokens_per_s": [900.0, 1100.0, 1200.0, 950.0, 1010.0]}
+    found = section({"mha": BASE, "gqa": BASE}, mha=COSTS, gqa=speeds)
     assert "tokens/s" not in section_words(found)[0]
 
 
-def test_what_shared_seeds_were_worth_is_said_from_five_on(tmp_path: Path) -> None:
+def test_what_shared_seeds_were_worth_is_said_from_five_on() -> None:
     # Losses of equal variance and a correlation of 5 / 10. Fisher's transform of its interval:
     # 0.5493 -+ 1.9600 / root 2, back at -0.684 and 0.959.
-    found = section(tmp_path, {"mha": BASE, "gqa": [2.09, 2.08, 2.12, 2.11, 2.10]})
-    assert sure_words(found) == [
+    assert sure_words(section({"mha": BASE, "gqa": [2.09, 2.08, 2.12, 2.11, 2.10]})) == [
         "Sharing seeds made the variance of the differences 0.50 of what runs at other seeds would "
         "have (95% interval 0.04 to 1.68; n = 5)."
     ]
-    few = section(tmp_path / "few", {"mha": BASE[:4], "gqa": [2.09, 2.08, 2.12, 2.11]})
-    assert sure_words(few) == []
+    assert sure_words(section({"mha": BASE[:4], "gqa": [2.09, 2.08, 2.12, 2.11]})) == []
 
 
 def test_numbers_in_words() -> None:
     assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
-    assert [p_value(p) for p in (0.0004, 0.0079, 0.049, 0.0499, 0.05, 0.1, 1.0)] == [
-        "p < 0.001",
-        "p = 0.008",
-        "p = 0.049",
-        "p < 0.05",
-        "p = 0.050",
-        "p = 0.10",
-        "p = 1.00",
-    ]
-    assert [share(x, 12.0) for x in (3.0, 8.0, 24.0, 18.0, 4.44, 15.55)] == [
-        "1/4",
-        "2/3",
-        "2 times",
-        "1.5 times",
-        "37.0%",
-        "1.30 times",
-    ]
+    p_values = {
+        0.0004: "p < 0.001",
+        0.0079: "p = 0.008",
+        0.049: "p = 0.049",
+        0.0499: "p < 0.05",
+        0.05: "p = 0.050",
+        0.1: "p = 0.10",
+        1.0: "p = 1.00",
+    }
+    assert {p: p_value(p) for p in p_values} == p_values
+    shares = {3.0: "1/4", 8.0: "2/3", 24.0: "2 times", 18.0: "1.5 times", 4.44: "37.0%"}
+    shares[15.55] = "1.30 times"
+    assert {x: share(x, 12.0) for x in shares} == shares
     assert more_or_fewer(90, 100) == "10% fewer"
     assert more_or_fewer(103.8, 100) == "3.8% more"
     assert more_or_fewer(100.04, 100) == "0.04% more"
@@ -180,8 +281,8 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "before": 512, "after": 545}
     match |= {"target": 124672, "reached": 124727}
     write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
-    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, match=match)
-    (found,) = compared(tmp_path).sections
+    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, summary={"match": match})
+    found = only_section(tmp_path)
     # 55 / 124,672 = 0.0441%, rounded up.
     assert match_words(found) == [
         "match=params: gqa's MLP widened from 512 to 545, parameters within 0.05% of mha's."
@@ -189,24 +290,72 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
     assert found.warnings == []
 
 
-def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_run(tmp_path / "b", "gqa", 1, 2.1, config={"budget": {"steps": 2000}})
-    short, long = compared(tmp_path, baseline="mha").sections
-    assert (short.warnings, long.baseline) == ([], "gqa")
-    assert long.warnings == ["mha is not among these runs; the baseline here is gqa"]
-
-
-def test_markdown_cells_hold_no_markup_of_others() -> None:
-    assert markdown_table([["h"], ["a|b<i>"]]).splitlines()[-1] == "| a\\|b&lt;i> |"
-
-
-def test_the_reports_table_by_hand(tmp_path: Path) -> None:
-    found = section(tmp_path, {"mha": [2.0, 2.5, 3.0], "gqa": [2.1, 2.7, 3.3]})
-    heading, mha, gqa = report_rows(found)
+def test_the_reports_table_by_hand() -> None:
+    losses = {"mha": [2.0, 2.5, 3.0], "gqa": [2.1, 2.7, 3.3]}
+    heading, mha, gqa = report_rows(section(losses, mha=COSTS, gqa=COSTS))
     assert heading[:6] == ["variant", "n", "val loss", "vs mha", "95% interval", "p"]
     # t(0.975, 2) * 0.5 / sqrt(3) = 1.2421.
     assert mha[:3] == ["mha", "3", "2.5000 ± 1.2421"]
     # 0.2 -+ 4.3027 * 0.1 / sqrt(3); t = 3.464: p = 1 - sqrt(12 / 14).
     assert gqa[3:6] == ["+0.2000", "-0.0484 to +0.4484", "0.074"]
     assert gqa[heading.index("MFLOPs/token")] == "0.74"  # 738,048
+    assert markdown_table([["h"], ["a|b<i>"]]).splitlines()[-1] == "| a\\|b&lt;i> |"
+
+
+def two_stages(folder: Path, differences: Sequence[float], half_width: float) -> Section:
+    """Return the section of a sweep whose first three seeds were its first stage."""
+    base = [2.0, 2.01, 2.0, *[2.0] * (len(differences) - 3)]
+    gqa = [loss + d for loss, d in zip(base, differences, strict=True)]
+    write_sweep(folder, {"mha": base, "gqa": gqa})
+    keys = {variant_key(RunFolder(path).read_settings()) for path in folder.iterdir()}
+    write_two_stages(folder, TwoStages((1, 2, 3), dict.fromkeys(keys, half_width)))
+    return only_section(folder)
+
+
+def test_only_the_first_stage_sets_the_deviation(tmp_path: Path) -> None:
+    # Differences 0.01, 0.02, 0.03 of deviation 0.01, then wild ones; the mean of nine is 0.04.
+    found = two_stages(tmp_path, [0.01, 0.02, 0.03, 1.0, -0.64, 0.05, -0.04, -0.08, 0.01], 0.02)
+    difference = found.rows[1].difference
+    assert difference is not None
+    half = 4.302653 * 0.01 / 3  # t of 2 degrees, 9 seeds
+    assert (difference.n, difference.first) == (9, 3)
+    assert difference.interval == pytest.approx((0.04 - half, 0.04 + half), abs=1e-6)
+    assert "gqa is worse than mha by 0.0400 nats" in section_words(found)[0]
+    assert sure_words(found)[0].startswith("The spread over the first 3 seeds ")
+
+
+@pytest.mark.parametrize(
+    ("half_width", "said"),
+    [
+        # +-0.0143 around 0.001.
+        (0.015, "if there is one, it is at most 0.0153 nats"),
+        # (4.302653 * 0.01 / 0.005) squared is 74.05.
+        (0.005, "±0.005 nats would need about 75 seeds"),
+    ],
+)
+def test_differences_not_shown_are_bounded_or_need_more_seeds(
+    half_width: float, said: str, tmp_path: Path
+) -> None:
+    found = two_stages(tmp_path, [0.0, 0.01, -0.01, 0.009, 0.0, 0.0, 0.0, 0.0, 0.0], half_width)
+    assert f": {said}" in section_words(found)[0]
+
+
+def test_without_a_second_stage_nothing_changes(tmp_path: Path) -> None:
+    found = two_stages(tmp_path, [0.1, 0.12, 0.1], half_width=0.5)
+    assert [row.difference.first for row in found.rows if row.difference] == [None]
+    assert not sure_words(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"first": 3}',
+        '{"first": [1], "half_widths": {"a": 0}}',
+        '{"first": [1], "half_widths": {"a": "x"}}',
+    ],
+)
+def test_a_damaged_record_of_two_stages_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(text)
+    assert read_two_stages(tmp_path) is None

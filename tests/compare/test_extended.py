@@ -1,15 +1,15 @@
 """An extended run counts as it was when its first budget ended, never as it was in between."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from interrupted import SIX, crash, once
-from reporting import compared
-from runfolders import TOKENS, write_run
+from reporting import only_section
+from runfolders import TOKENS, write_rows, write_run
 from support import command, summary, train
 
+from gptattn.compare.comparison import load_comparison
 from gptattn.compare.curves import average_rows, read_all_curves
 
 
@@ -18,42 +18,31 @@ def steps(count: int) -> dict[str, Any]:
 
 
 def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, float]) -> Path:
-    """Write a run with one budget after another; `losses` maps each budget's steps to its loss."""
+    """Write a run with one budget after another; `losses` maps each budget's steps to its loss.
+
+    It is validated within each budget, too, at three quarters.
+    """
     last = max(losses)
-    run = write_run(folder, variant, seed, losses[last], config=steps(last), steps=last)
-    record(run, losses)
-    node = json.loads((run / "summary.json").read_text())
-    node["completed"] = [
-        {**steps(step), "step": step, "metrics": {**node["metrics"], "val/loss": loss}}
-        for step, loss in losses.items()
-    ]
-    (run / "summary.json").write_text(json.dumps(node))
-    return run
-
-
-def record(run: Path, losses: dict[int, float]) -> None:
-    """Write a metrics.jsonl with a validation within each budget and one at its end."""
+    ends = [{**steps(n), "step": n, "metrics": {"val/loss": x}} for n, x in losses.items()]
+    done = {"steps": last, "completed": ends}
+    run = write_run(folder, variant, seed, losses[last], config=steps(last), summary=done)
     rows = []
     for step, loss in losses.items():
-        for at, share, value in ((step // 2 + step // 4, 0.75, 9.0), (step, 1.0, loss)):
+        for at, share, value in ((step * 3 // 4, 0.75, 9.0), (step, 1.0, loss)):
             progress = {f"progress/{axis}": at for axis in ("seconds", "flops")}
             progress |= {"progress/tokens": at * TOKENS, "progress/budget": share}
             rows.append({"step": at, "time": 1.0, "val/loss": value, **progress})
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_gqa(folder: Path, *losses: float) -> None:
-    for seed, loss in enumerate(losses, start=1):
-        write_run(folder / f"gqa{seed}", "gqa", seed, loss, config=steps(1000))
+    write_rows(run, rows)
+    return run
 
 
 def test_an_extended_run_counts_where_its_first_budget_ended(tmp_path: Path) -> None:
     run = write_extended(tmp_path / "mha1", "mha", 1, {1000: 2.0, 2000: 1.5})
     write_run(tmp_path / "mha2", "mha", 2, 2.2, config=steps(1000))
-    write_gqa(tmp_path, 2.3, 2.4)
-    found = compared(tmp_path)
-    (section,) = found.sections
-    mha, gqa = section.rows
+    for seed, loss in ((1, 2.3), (2, 2.4)):
+        write_run(tmp_path / f"gqa{seed}", "gqa", seed, loss, config=steps(1000))
+    found = load_comparison(tmp_path)
+    mha, gqa = found.sections[0].rows
     assert (mha.n, mha.loss) == (2, pytest.approx(2.1))
     assert mha.mean("cost/params") == 1200
     assert gqa.difference is not None
@@ -64,11 +53,11 @@ def test_an_extended_run_counts_where_its_first_budget_ended(tmp_path: Path) -> 
     )
 
 
-def test_a_loss_in_the_middle_of_a_schedule_is_never_compared(tmp_path: Path) -> None:
+def test_a_loss_in_the_middle_of_a_schedule_is_never_load_comparison(tmp_path: Path) -> None:
     # It has a single budget of 2,000 steps, and was also validated at three quarters of it.
     write_extended(tmp_path / "mha", "mha", 1, {2000: 1.5})
     write_run(tmp_path / "gqa", "gqa", 1, 2.0, config=steps(1500))
-    found = compared(tmp_path)
+    found = load_comparison(tmp_path)
     assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
         ("1,500 steps", [2.0]),
         ("2,000 steps", [1.5]),
@@ -80,7 +69,7 @@ def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
     write_extended(tmp_path / "b", "gqa", 1, {1000: 2.1, 2000: 1.7})
     # It had one schedule of 2,000 steps, which is not what the other two had.
     write_run(tmp_path / "c", "mha", 1, 1.4, config=steps(2000))
-    found = compared(tmp_path)
+    found = load_comparison(tmp_path)
     assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
         ("1,000 steps", [2.0, 2.1]),
         ("1,000 steps, then 2,000 steps", [1.5, 1.7]),
@@ -90,7 +79,7 @@ def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
 
 def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path) -> None:
     write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
-    found = compared(tmp_path)
+    found = load_comparison(tmp_path)
     (section,) = found.sections
     curves, _ = read_all_curves(found.runs)
     (band,) = average_rows(section, curves, "val", "step").values()
@@ -114,5 +103,4 @@ def test_a_run_records_its_metrics_at_the_end_of_each_budget(
     for name in ("val/loss", "val/bits_per_byte", "perf/tokens_per_s"):
         assert ends[0]["metrics"][name] == first["metrics"][name]
     assert ends[1]["metrics"]["val/loss"] == summary(run)["metrics"]["val/loss"]
-    (section,) = compared(run).sections
-    assert section.rows[0].loss == first["metrics"]["val/loss"]
+    assert only_section(run).rows[0].loss == first["metrics"]["val/loss"]

@@ -1,19 +1,27 @@
-"""Scaling laws: exact curves, a published table, and simulated ladders."""
+"""Scaling laws: exact curves, a published table, simulated ladders, and a ladder in the report."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
+from reporting import Page, report
+from runfolders import write_run
 from scipy.stats import binom, f
 
+from gptattn.compare.comparison import load_comparison
 from gptattn.compare.ladder import (
     Ladder,
+    LadderReport,
     choose_law,
     exponents_differ,
     fit_law,
     lack_of_fit,
     multipliers,
 )
+from gptattn.compare.table import MISSING, tables_across
+from gptattn.compare.verdicts import ladder_words
 
 COMPUTE = np.array([1e12, 4e12, 16e12, 64e12, 256e12])
 FLOOR = 1.2
@@ -144,3 +152,115 @@ def test_the_law_of_cerebras_gpt() -> None:
     # Least squares: no other law is nearer to the losses, also not the published one.
     published = (flops[:6] / 5.984e22) ** -0.0737 + 0.5066
     assert law.squares < float(((published - losses[:6]) ** 2).sum())
+
+
+FLOPS = {"mha": 1000.0, "gqa": 900.0}  # per token and layer
+STEPS = (100, 400, 1600, 6400, 25600)
+TOKENS = 16 * 32  # of a step
+
+
+def write_ladder(
+    folder: Path, sizes: int = 5, bend: float = 0.0, rise: float | None = None
+) -> Path:
+    """Write runs that follow L = 1 + (C / 1e9)^-0.25, times 1.1 for gqa, plus noise.
+
+    `bend` lifts the middle sizes off it; with `rise`, losses rise by that with each size.
+    """
+    generator = np.random.default_rng(0)
+    for size in range(sizes):
+        for variant, flops in FLOPS.items():
+            compute = flops * (size + 1) * STEPS[size] * TOKENS
+            loss = 1.0 + (1.1 if variant == "gqa" else 1.0) * (compute / 1e9) ** -0.25
+            loss += bend * (size % 2)
+            loss = loss if rise is None else 5 + rise * size
+            for seed in (1, 2, 3):
+                noise = generator.standard_normal() if rise is None else seed
+                write_run(
+                    folder / f"{variant}_{size}_{seed}",
+                    variant,
+                    seed,
+                    loss + 0.001 * noise,
+                    metrics={
+                        "cost/flops_per_token": flops * (size + 1),
+                        "cost/kv_bytes_per_token": 1024.0 * (size + 1) / (1 + (variant == "gqa")),
+                        "perf/tokens_per_s": 5000.0 / (size + 1),
+                    },
+                    config={
+                        "batch_size": 16,
+                        "model": {"context_length": 32, "num_layers": size + 1, "d_model": 8},
+                        "budget": {"tokens": STEPS[size] * TOKENS, "default_steps": 1000},
+                    },
+                    summary={"steps": STEPS[size]},
+                )
+    return folder
+
+
+def ladder_of(folder: Path) -> LadderReport:
+    (found,) = load_comparison(folder).ladders
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ladder(tmp_path_factory.mktemp("ladder"))
+
+
+def test_multipliers_recover_the_laws_that_made_the_losses(folder: Path) -> None:
+    found = ladder_of(folder)
+    compute, cache, seconds = found.costs
+    assert [compute.cost, cache.cost, seconds.cost] == ["compute", "cache", "seconds"]
+    # (1.1 / 1.0) ** (1 / 0.25): the same loss at 1.4641 times the compute.
+    value, (low, high) = (m := compute.multipliers["gqa"]).value, m.interval or (0, 0)
+    assert low <= 1.4641 <= high
+    assert value == pytest.approx(1.4641, rel=0.03)
+    assert compute.law.floor == pytest.approx(1.0, abs=0.03)
+    # Of the same tokens/s: a variant's seconds are the baseline's at one size.
+    assert seconds.ladder.compute["gqa"] == pytest.approx(seconds.ladder.compute["mha"])
+    assert cache.ladder.compute["gqa"] * 2 == pytest.approx(cache.ladder.compute["mha"])
+    words = ladder_words(found)
+    said = f"gqa needs {value:.2f} ({low:.2f} to {high:.2f}) times the compute of mha for the same"
+    assert words[0] == f"{said} loss."
+    assert words[1].startswith("gqa needs 0.")
+    assert "times the cache per token of mha" in words[1]
+    assert "times the seconds of training of mha" in words[2]
+    assert words[3].startswith("The law through the 4 smaller sizes misses the losses of the larg")
+    assert any("With 4 times the compute of the largest it gives " in line for line in words)
+    (table,) = tables_across(load_comparison(folder))
+    heading, mha, gqa = table.cells
+    assert heading[:4] == ["variant", "compute", "cache", "seconds"]
+    assert mha[:2] == ["mha", MISSING]
+    assert gqa[1] == f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def test_a_law_that_fails_is_not_extrapolated(folder: Path, tmp_path: Path) -> None:
+    bent = ladder_of(write_ladder(tmp_path, bend=0.02))
+    found = bent.costs[0]
+    assert found.beyond is None
+    assert found.widened > 5
+    assert ladder_of(folder).costs[0].widened < 2
+    low, high = found.multipliers["gqa"].interval or (0, 0)
+    assert low <= 1.4641 <= high
+    words = ladder_words(bent)
+    assert any("intervals are widened by" in line and "nothing is extra" in line for line in words)
+    assert not any("an extrapolation" in line for line in words)
+
+
+@pytest.mark.parametrize(("sizes", "rise"), [(5, 0.0), (5, 0.01), (3, None)])
+def test_losses_that_do_not_fall_and_three_sizes_are_no_ladder(
+    sizes: int, rise: float | None, tmp_path: Path
+) -> None:
+    assert load_comparison(write_ladder(tmp_path, sizes, rise=rise)).ladders == []
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_table_page_json_and_plots_have_the_ladder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report(folder, "--out", tmp_path)
+    said = ladder_words(ladder_of(folder))[0]
+    assert said.split(" for ")[0] in " ".join(capsys.readouterr().out.split())
+    assert said in Page(tmp_path / "comparison.html").text
+    node = json.loads((tmp_path / "comparison.json").read_text())["ladders"][0]
+    assert node["costs"][0]["multipliers"]["gqa"]["value"] == pytest.approx(1.464, rel=0.03)
+    plots = {f"ladder_{cost}" for cost in ("compute", "cache", "seconds")}
+    assert {file.stem for file in tmp_path.glob("ladder_*.svg")} == plots

@@ -1,0 +1,127 @@
+"""Runs of different code, text or starting weights are never averaged, and the report says why."""
+
+import os
+from pathlib import Path
+
+import pytest
+from reporting import groups_in
+from runfolders import write_run
+
+from gptattn.compare.comparison import load_comparison
+from gptattn.compare.differences import differences_in_provenance
+from gptattn.compare.finished_runs import read_runs, without_replaced
+from gptattn.compare.groups import group_runs
+
+CHANGED = "gptattn.attention.variants.gqa"
+NEW = {"code": {"gptattn.attention.core": "c0", CHANGED: "v1"}}
+
+
+def aged(folder: Path, seconds: float) -> Path:
+    os.utime(folder / "summary.json", (seconds, seconds))
+    return folder
+
+
+def test_runs_of_different_code_are_different_rows(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "gqa", 1, 2.0)
+    write_run(tmp_path / "b", "gqa", 2, 3.0)
+    write_run(tmp_path / "c", "gqa", 3, 5.0, identity=NEW)
+    runs = read_runs([tmp_path])[0]
+    groups = group_runs(runs)
+    assert sorted(len(members) for members in groups.values()) == [1, 2]
+    assert set(groups) == {f"gqa code={run.code}" for run in runs}
+    warning = f"the runs differ in code that affects results: {CHANGED}"
+    assert differences_in_provenance(runs) == [warning]
+
+
+def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path: Path) -> None:
+    (write_run(tmp_path / "a", "gqa", 1, 2.0) / "identity.json").unlink()
+    write_run(tmp_path / "b", "gqa", 2, 3.0)
+    runs = read_runs([tmp_path])[0]
+    assert "gqa code=unknown" in group_runs(runs)
+    line = "the code of 1 run is unknown: it was not recorded"
+    assert line in differences_in_provenance(runs)
+
+
+def test_differences_in_code_and_machine_are_reported(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": "aaa", "threads": 2})
+    write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "threads": 2})
+    libraries = {"libraries": {"torch": "2.12.0"}}
+    write_run(tmp_path / "c", "mha", 3, 2.0, environment={"git_commit": "aaa", **libraries})
+    assert differences_in_provenance(read_runs([tmp_path])[0]) == [
+        "the runs differ in git_commit (aaa: 2 runs; bbb: 1 run)",
+        "the runs differ in torch (2.13.0: 2 runs; 2.12.0: 1 run)",
+        "the runs differ in threads (2: 2 runs; unknown: 1 run)",
+    ]
+
+
+def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_path: Path) -> None:
+    for name, seed, loss, time in (("b", 1, 2.0, 10), ("a", 1, 2.1, 20), ("c", 2, 2.5, 5)):
+        aged(write_run(tmp_path / name, "mha", seed, loss), time)
+    found = load_comparison(tmp_path)
+    assert [(run.seed, run.metrics["val/loss"]) for run in found.runs] == [(1, 2.1), (2, 2.5)]
+    assert found.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
+
+
+def test_a_run_repeated_after_an_edit_replaces_the_old_one(tmp_path: Path) -> None:
+    old = aged(write_run(tmp_path / "s" / "old", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "s" / "new", "gqa", 1, 3.0, identity=NEW)
+    write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
+    comparison = load_comparison(tmp_path)
+    assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
+    assert comparison.skipped == [f"{old}: replaced by new (code of {CHANGED})"]
+
+
+def test_after_an_edit_was_undone_the_run_of_the_current_code_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, identity=NEW)
+    todays = "gptattn.compare.finished_runs.is_unchanged"
+    monkeypatch.setattr(todays, lambda code: code[CHANGED] == "v0")
+    (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
+    assert run.folder.name == "today"
+    assert "tried: replaced by today" in line
+
+
+def of_own_seeds(changed: str) -> list[tuple[str, str]]:
+    return [(f"outputs/up/mha_s{i}{changed}_{i:06x}", f"w{i}") for i in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("started", "rows"),
+    [
+        ([("A/w", "w1"), ("B/w", "w2")], {"gqa init_from=A/w": 1, "gqa init_from=B/w": 1}),
+        ([("A/w", None), ("B/w", None)], {"gqa init_from=A/w": 1, "gqa init_from=B/w": 1}),
+        (
+            [("A/w", "0123456789"), ("A/w", "9876543210")],
+            {"gqa init_from=A/w 01234567": 1, "gqa init_from=A/w 98765432": 1},
+        ),
+        ([("A/w", "w1"), ("B/w", "w1")], {"gqa": 2}),
+        (of_own_seeds(""), {"gqa": 2}),
+        (of_own_seeds("+model-nano"), {"gqa": 2}),
+        (of_own_seeds(",model=nano"), {"gqa": 2}),
+    ],
+)
+def test_runs_from_other_weights_share_a_row_if_the_weights_are_equal_or_each_seeds_own(
+    started: list[tuple[str, str | None]], rows: dict[str, int], tmp_path: Path
+) -> None:
+    for seed, (path, digest) in enumerate(started, start=1):
+        identity, config = {"weights": digest}, {"init_from": path}
+        write_run(tmp_path / f"r{seed}", "gqa", seed, 2.0, config=config, identity=identity)
+    assert {name: len(members) for name, members in groups_in(tmp_path).items()} == rows
+
+
+def test_starting_weights_made_by_other_code_are_other_weights(tmp_path: Path) -> None:
+    def child(name: str, seed: int, original: str, origin: str) -> Path:
+        config = {"init_from": f"outputs/up/{original}"}
+        identity = {"weights": original, "origin": origin}
+        folder = tmp_path / "up" / name
+        return write_run(folder, "gqa", seed, 2.0, config=config, identity=identity)
+
+    for seed in (1, 2):
+        aged(child(f"old{seed}", seed, f"mha_s{seed}_aaaaa{seed}", "o1"), 1e9)
+    child("new1", 1, "mha_s1_bbbbb1", "o2")
+    kept, (line,) = without_replaced(read_runs([tmp_path])[0])
+    assert sorted(run.folder.name for run in kept) == ["new1", "old2"]
+    assert "old1: replaced by new1 (other code made the weights in init_from" in line
+    assert [len(members) for members in group_runs(kept).values()] == [1, 1]

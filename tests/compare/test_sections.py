@@ -1,0 +1,268 @@
+"""Which runs share a section, by size, budget, task and data, and which are never compared."""
+
+import csv
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reporting import Page, only_section, report
+from rich.console import Console
+from runfolders import write_run, write_sweep
+
+from gptattn.compare.comparison import load_comparison
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.report import csv_text
+from gptattn.compare.table import cells_table, report_rows, section_table, short_rows
+from gptattn.compare.verdicts import headline
+from gptattn.errors import ConfigError
+from gptattn.sweep.progress import print_end
+
+SMALL = {"mha": [3.00, 3.01, 3.02, 3.03], "gqa": [3.11, 3.13, 3.13, 3.15]}
+LARGE = {"mha": [2.00, 2.01, 2.02, 2.03], "gqa": [1.91, 1.91, 1.89, 1.93]}
+
+
+def write_sizes(folder: Path) -> Path:
+    """Write mha and gqa at two sizes, as `-m attn=mha,gqa model.d_model=32,64` would."""
+    for losses, width, params in ((LARGE, 64, 4800), (SMALL, 32, 1200)):
+        write_sweep(folder / f"{width}", losses, d_model=width, metrics={"cost/params": params})
+    return folder
+
+
+def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path) -> None:
+    found = load_comparison(write_sizes(tmp_path))
+    assert [(section.title, [row.name for row in section.rows]) for section in found.sections] == [
+        ("d_model=32", ["mha", "gqa"]),
+        ("d_model=64", ["mha", "gqa"]),
+    ]
+    small, large = (section.rows[1].difference for section in found.sections)
+    # Differences 0.11, 0.12, 0.11, 0.12 and -0.09, -0.10, -0.13, -0.10; one comparison each.
+    assert small is not None
+    assert large is not None
+    assert (small.mean, large.mean) == (pytest.approx(0.115), pytest.approx(-0.105))
+    assert (small.comparisons, large.comparisons) == (1, 1)
+    assert headline(found) == "16 runs, 2 variants, 4 seeds each, in 2 sections"
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"config": {"budget": {"steps": 200}}}, ["200 steps", "1,000 steps"]),
+        ({"config": {"batch_size": 4}}, ["batch_size=4", "batch_size=None"]),
+        ({"context_length": 64}, ["context_length=64", "context_length=128"]),
+        ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
+        ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
+        ({"config": {"init_from": "outputs/a"}}, ["from outputs/a", "from scratch"]),
+        # What is compared shares a section.
+        ({"config": {"position": {"_target_": "Rope"}}}, [""]),
+        ({"config": {"optim": {"lr": 0.003}}}, [""]),
+        ({"config": {"attn": {"_target_": "x", "num_kv_heads": 2}}}, [""]),
+        ({"config": {"block": {"norm": "rms"}}}, [""]),
+        ({"config": {"trainer": {"precision": "bf16-mixed"}}}, [""]),
+        ({"dropout": 0.1}, [""]),
+        ({"num_heads": 8}, [""]),
+        ({"config": {"compile": True}}, [""]),
+    ],
+)
+def test_settings_that_losses_must_share_make_sections_and_others_rows(
+    other: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_run(tmp_path / "b", "mha", 1, 2.1, **other)
+    sections = load_comparison(tmp_path).sections
+    assert sorted(section.title for section in sections) == sorted(expected)
+    assert sum(len(section.rows) for section in sections) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"), [("trainer.precision", ("32-true", "bf16")), ("block.norm", ("l", "r"))]
+)
+def test_precisions_and_blocks_are_rows_of_one_variant_and_sections_of_several(
+    setting: str, values: tuple[str, str], tmp_path: Path
+) -> None:
+    room, name = setting.split(".")
+
+    def write(variant: str) -> None:
+        for value in values:
+            config = {room: {name: value}}
+            write_run(tmp_path / f"{variant}{value}", variant, 1, 2.0, config=config)
+
+    write("mha")
+    words = [f"{setting}={value}" for value in values]
+    assert {row.name for row in only_section(tmp_path).rows} == {f"mha {word}" for word in words}
+    write("gqa")
+    found = load_comparison(tmp_path).sections
+    assert [section.title for section in found] == words
+    assert [[row.name for row in section.rows] for section in found] == [["mha", "gqa"]] * 2
+
+
+def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "scratch", {"mha": [1.5] * 3, "gqa": [1.52] * 3})
+    for variant, method, loss in (("mha", "mean", 1.4), ("gqa", "mean", 1.45), ("gqa", "first", 2)):
+        for seed in (1, 2, 3):
+            # Each seed goes on from its own seed's run.
+            config = {"init_from": f"up/mha_s{seed}_00000{seed}", "init_method": method}
+            noisy = loss + seed / 1000
+            write_run(tmp_path / f"{variant}_{method}{seed}", variant, seed, noisy, config=config)
+    trained_on, scratch = load_comparison(tmp_path).sections
+    assert [section.title for section in (scratch, trained_on)] == ["from scratch", "from up/mha"]
+    assert [row.name for row in scratch.rows] == ["mha", "gqa"]
+    made = ["mha", "gqa init_method=mean", "gqa init_method=first"]
+    assert [row.name for row in trained_on.rows] == made
+    # A table without sections names the start of the variants that have several.
+    found = [row[0] for row in short_rows(read_runs([tmp_path])[0])[1:]]
+    assert [name.split()[:2] for name in found if name.startswith("mha")] == [
+        ["mha", "init_from=unset"],
+        ["mha", "init_from=up/mha"],
+    ]
+
+
+def test_a_matched_width_makes_no_section_and_no_name(tmp_path: Path) -> None:
+    match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
+    for variant, size, after in (("mha", 0, 256), ("x", 0, 290), ("x", 4, 280)):
+        config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
+        made = {"match": match | {"before": 256, "after": after}}
+        mlp = {"d_model": 64, "d_mlp": after}
+        write_run(tmp_path / str(after), variant, 1, 2.0, summary=made, config=config, **mlp)
+    write_run(tmp_path / "c", "mqa", 1, 2.0, d_model=64, d_mlp=256)
+    section = only_section(tmp_path)
+    assert section.title == ""
+    assert {row.name for row in section.rows} == {
+        *("mha", "mqa", "x attn.conv_size=0", "x attn.conv_size=4")
+    }
+
+
+TASK = {"task": "Recall", "val_rows": 10, "tokenizer": "none"}
+
+
+def task_run(
+    folder: Path, accuracy: float, seed: int = 1, pairs: int = 4, text: str = "", **size: Any
+) -> None:
+    write_run(
+        folder,
+        "mha",
+        seed,
+        4.0 - accuracy,
+        metrics={"val/accuracy": accuracy, "val/bits_per_byte": None},
+        data={**TASK, "text_sha256": f"{pairs}{text}"},
+        config={"data": {"_target_": "gptattn.data.tasks.Recall", "pairs": pairs}},
+        **size,
+    )
+
+
+def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(
+    tmp_path: Path,
+) -> None:
+    for length, pairs in ((64, 4), (128, 8)):
+        for width, right in ((16, 0.25), (32, 1.0)):
+            for seed in (1, 2):
+                accuracy = right - 0.1 * (seed - 1)
+                size = {"d_model": width, "context_length": length}
+                task_run(tmp_path / f"{length}_{width}_{seed}", accuracy, seed, pairs, **size)
+    found = load_comparison(tmp_path)
+    titles = [section.title for section in found.sections]
+    assert titles == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
+    for section in found.sections:
+        names = {row.name: row.mean("val/accuracy") for row in section.rows}
+        assert names == pytest.approx({"mha model.d_model=16": 0.2, "mha model.d_model=32": 0.95})
+        heading, *body = report_rows(section)
+        assert "bits/byte" not in heading
+        assert [row[heading.index("accuracy")] for row in body] == ["0.2000", "0.9500"]
+    assert short_rows(found.runs)[0][:4] == ["variant", "seeds", "val loss", "accuracy"]
+    lines = [*csv.DictReader(io.StringIO(csv_text(found)))]
+    assert [float(line["val/accuracy"]) for line in lines] == pytest.approx([0.2, 0.95] * 2)
+    assert "val/bits_per_byte" not in lines[0]
+
+
+def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path: Path) -> None:
+    task_run(tmp_path / "a", 0.5)
+    task_run(tmp_path / "b", 0.5, seed=2, text="other")
+    assert [row.n for row in only_section(tmp_path).rows] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"data": {"text_sha256": "zzz"}}, "data (text abcdefgh, 99 validation tokens: 2 runs;"),
+        ({"data": {"val_tokens": 98}}, "data ("),
+        ({"data": {"tokenizer": "char"}}, "tokenizer (byte ByteTokenizer: 2 runs; char"),
+        ({"config": {"tokenizer": {"_target_": "ByteTokenizer", "lower": True}}}, "lower=True"),
+        ({"config": {"validation": {"fraction": 0.2}}}, "validation (validation.fraction=0.1: 2"),
+        ({"data": TASK}, "task Recall, 10 validation rows: 1 run)"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused_or_split(
+    other: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_run(tmp_path / "b", "gqa", 1, 2.0)
+    write_run(tmp_path / "c", "gqa", 2, 2.0, **other)
+    with pytest.raises(ConfigError) as error:
+        load_comparison(tmp_path)
+    assert str(error.value).startswith("comparison: the runs differ in ")
+    assert named in str(error.value)
+    assert str(error.value).endswith("; --split reports each separately, or give fewer folders")
+    sections = load_comparison(tmp_path, split=True).sections
+    assert sorted(sum(row.n for row in section.rows) for section in sections) == [1, 2]
+
+
+def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_run(tmp_path / "b", "gqa", 1, 2.1, config={"budget": {"steps": 2000}})
+    short, long = load_comparison(tmp_path, baseline="mha").sections
+    assert (short.warnings, long.baseline) == ([], "gqa")
+    assert long.warnings == ["mha is not among these runs; the baseline here is gqa"]
+    with pytest.raises(ConfigError, match=r"--baseline: 'gpa' is not a row.*did you mean gqa\?"):
+        load_comparison(tmp_path, baseline="gpa")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report(write_sizes(tmp_path / "runs"), "--out", out)
+    page = Page(out / "comparison.html").source
+    linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
+    assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
+    assert all(f'<section id="{name}">' in page for name, _ in linked)
+    assert page.count("<svg") == 15  # seven of each section, and one over sizes
+    assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
+    assert (out / "loss_sizes.png").exists()
+
+
+def test_at_80_columns_a_name_breaks_between_words(tmp_path: Path) -> None:
+    for lr in (0.001, 0.002):
+        write_sweep(tmp_path / f"{lr}", LARGE, config={"optim": {"lr": lr}}, d_model=64)
+    section = only_section(tmp_path)
+    assert section.baseline == "mha optim.lr=0.001"
+    console = Console(width=80, record=True, file=io.StringIO())
+    table = section_table(section)
+    console.print(cells_table(table.cells, "runs", 80, table.caption))
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for row in section.rows:
+        assert any(line.strip().startswith(row.name) for line in lines)
+    # Figures are not wrapped: the mean and its interval are on one line.
+    assert sum("2.0150 ± " in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "split"),
+    [
+        ({"context_length": 64, "config": {"budget": {"steps": 20}}}, False),
+        ({"data": {"text_sha256": "zyxwvuts"}}, True),
+    ],
+)
+def test_the_report_command_printed_by_a_sweep_works(
+    other: dict[str, Any], split: bool, tmp_path: Path
+) -> None:
+    done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]
+    # A run of an earlier command in the same folder.
+    write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, **other)
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_end(console, done, {})
+    (line,) = re.findall(r"report: python scripts/compare.py (.*)", console.export_text())
+    arguments = shlex.split(line)
+    assert ("--split" in arguments) == split
+    report(*arguments, "--no-files")
