@@ -16,7 +16,7 @@ from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
 from gptattn.data.tokens import INDEX, TOKENS, make_tokens
-from gptattn.errors import ConfigError, DataError, UserError
+from gptattn.errors import ConfigError, DataError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
 
@@ -109,16 +109,6 @@ def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path: 
     found, _, numbers = data.training_batch(1, 1, 4, 40)
     later = (found[:, 1:] == int(end[0])).cumsum(1)
     assert torch.equal(numbers, torch.cat([torch.zeros(4, 1, dtype=torch.int64), later], 1))
-    with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text lacks two documents"):
-        load(BinFiles(str(tmp_path)), tmp_path / "cache", TaskIds(400), mask_documents=True)
-
-
-def test_ids_without_a_tokenizer_have_no_text_that_could_go_on(tmp_path: Path) -> None:
-    IDS.tofile(tmp_path / "x.bin")
-    ids = ("tokenizer=none", "tokenizer.vocab_size=300", "data=bin", f"data.path={tmp_path}/x.bin")
-    with pytest.raises(UserError, match=r"^sample\.tokens: data=bin has no text that could go on"):
-        check_job(tiny(tmp_path, *ids))
-    check_job(tiny(tmp_path, *ids, "sample.tokens=0"))
 
 
 # What was prepared

@@ -44,12 +44,12 @@ def test_ids_are_those_of_transformers_from_every_form_of_file(
     folder: Path, theirs: Theirs, tmp_path: Path
 ) -> None:
     expected = theirs(TRICKY + TEXT)["input_ids"]
-    for number, form in enumerate(FORMS):
-        home = tmp_path / str(number)
+    originals = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
+    for form in FORMS:
+        home = tmp_path / form[0]
         home.mkdir()
-        for name, source in zip(form, (folder / n for n in form), strict=True):
-            own = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}.get(name, name)
-            shutil.copy(source.with_name(own), home / name)
+        for name in form:
+            shutil.copy(folder / originals.get(name, name), home / name)
         tokenizer = ByteLevelBPE(str(home))
         assert tokenizer.encode(TRICKY + TEXT, "data").tolist() == expected
         assert tokenizer.vocab_size == len(theirs) == 400

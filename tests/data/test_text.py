@@ -81,7 +81,6 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"path": "DIR/none"}, r"^data\.path: .*none does not exist; give a file or a folder"),
         ({"path": "DIR/empty/1.txt"}, r"^data\.path: .*1\.txt is empty, or has no file that"),
         ({"path": "DIR/empty"}, r"^data\.path: .* has no file that matches \*\*/\* and is not"),
         ({"path": "DIR/mark.txt"}, r"^data: .* is too short to train on one part of it"),

@@ -3,8 +3,6 @@
 import fcntl
 import os
 import random
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -251,18 +249,3 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Pa
     assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
     with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text lacks two documents"):
         load_masked(documents(["a" * 400]), tmp_path)
-
-
-@pytest.mark.slow
-def test_no_exception_is_ignored_at_exit_after_a_token_file_was_used(tmp_path: Path) -> None:
-    used = (
-        "import sys; from pathlib import Path; from loading import load\n"
-        "kept = load('text ' * 99, Path(sys.argv[1])); kept.training_batch(1, 1, 2, 8)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", used, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
