@@ -189,7 +189,7 @@ def _read_options(name: str) -> Callable[[list[str]], None]:
     """Only read the options: it takes minutes."""
 
     def read(arguments: list[str]) -> None:
-        if "--help" not in arguments:
+        if arguments and "--help" not in arguments:
             importlib.import_module(name).new_parser().parse_args(arguments)
 
     return read

@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +23,11 @@ from gptattn.errors import ConfigError, DataError
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
 
 
-def write_shard(file: Path, ids: NDArray[np.uint16]) -> Path:
-    """Write a shard as modded-nanogpt's data/fineweb.py does, by its own description."""
+def shard(ids: NDArray[np.uint16]) -> bytes:
+    """A shard as modded-nanogpt's data/fineweb.py writes it, by its own description."""
     numbers = np.zeros(256, dtype=np.int32)
-    numbers[0], numbers[1], numbers[2] = 20240520, 1, len(ids)
-    file.write_bytes(numbers.tobytes() + ids.astype(np.uint16).tobytes())
-    return file
+    numbers[:3] = 20240520, 1, len(ids)
+    return numbers.tobytes() + ids.tobytes()
 
 
 @pytest.mark.parametrize("form", ["val", "modded", "one file", "train_rest"])
@@ -38,10 +39,11 @@ def test_each_form_gives_its_ids(
     folder.mkdir()
     given, val = {"path": str(folder)}, IDS[900:]
     if form == "modded":
-        first = write_shard(folder / "fineweb_train_000001.bin", IDS[:300])
+        first = folder / "fineweb_train_000001.bin"
+        first.write_bytes(shard(IDS[:300]))
         IDS[300:301].tofile(folder / "fineweb_train_000002.bin")  # without a header
-        write_shard(folder / "fineweb_train_000003.bin", IDS[301:900])
-        write_shard(folder / "fineweb_val_000000.bin", val)
+        (folder / "fineweb_train_000003.bin").write_bytes(shard(IDS[301:900]))
+        (folder / "fineweb_val_000000.bin").write_bytes(shard(val))
     elif form == "one file":
         first = folder / "x.bin"
         IDS.tofile(first)
@@ -68,22 +70,18 @@ def test_each_form_gives_its_ids(
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("content", "said"),
     [
-        ("odd", "has 3 bytes, so it holds no 16-bit ids"),
-        ("cut", "no whole shard of version 1: it has version 1 and 3,022 bytes for 1,000 ids"),
-        ("version", "no whole shard of version 1: it has version 7"),
-        ("no files", r"d is empty, or has no file that matches \*train\*.bin and is not empty"),
+        (b"abc", "has 3 bytes, so it holds no 16-bit ids"),
+        (shard(IDS)[:-2], "shard of version 1: it has version 1 and 3,022 bytes for 1,000 ids"),
+        (shard(IDS).replace(b"\1\0\0\0", b"\7\0\0\0", 1), "shard of version 1: it has version 7"),
     ],
+    ids=["odd", "cut", "version"],
 )
-def test_what_is_no_file_of_ids_is_named(how: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    file = write_shard(tmp_path / "x.bin", IDS)
-    raw = file.read_bytes()
-    version = raw[:4] + np.int32(7).tobytes() + raw[8:]
-    file.write_bytes({"odd": b"abc", "cut": raw[:-2], "version": version, "no files": raw}[how])
+def test_what_is_no_file_of_ids_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(content)
     with pytest.raises(DataError, match=said):
-        load(BinFiles(str(tmp_path / "d" if how == "no files" else file)), tmp_path / "c")
+        load(BinFiles(str(tmp_path / "x.bin")), tmp_path / "c")
 
 
 def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
@@ -114,16 +112,17 @@ def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path: 
 # What was prepared
 
 
-@pytest.mark.parametrize(("name", "masked"), [("char", False), ("bpe", True)])
-def test_a_prepared_text_is_the_text(name: str, masked: bool, tmp_path: Path) -> None:
-    def tokenizer() -> Tokenizer:
-        return CharTokenizer() if name == "char" else ByteLevelBPE(vocab_size=300)
-
+@pytest.mark.parametrize(
+    ("make", "name", "masked"),
+    [(CharTokenizer, "char", False), (partial(ByteLevelBPE, vocab_size=300), "bpe", True)],
+)
+def test_a_prepared_text_is_the_text(
+    make: Callable[[], Tokenizer], name: str, masked: bool, tmp_path: Path
+) -> None:
     source, to = documents([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
-    make_tokens(source, to, request(tmp_path / "a", tokenizer(), tokenizer_name=name))
-    given = {"mask_documents": masked}
-    found = load(BinFiles(str(to)), tmp_path / "b", tokenizer(), **given)
-    expected = load(source, tmp_path / "c", tokenizer(), **given)
+    make_tokens(source, to, request(tmp_path / "a", make(), tokenizer_name=name))
+    found = load(BinFiles(str(to)), tmp_path / "b", make(), mask_documents=masked)
+    expected = load(source, tmp_path / "c", make(), mask_documents=masked)
     for ours, theirs in zip(
         (*found.training_batch(1, 2, 6, 40), *next(iter(found.validation(9, 40)))),
         (*expected.training_batch(1, 2, 6, 40), *next(iter(expected.validation(9, 40)))),
@@ -164,8 +163,5 @@ def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -
     assert out.startswith("train: 1,686 tokens\nval: 186 tokens\n")
     assert json.loads((to / INDEX).read_text())["choice"] == "char"
     check_job(tiny(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char"))
-    code, _, err = call("prepare", f"to={tmp_path / 'x'}", "data=recall")
-    assert (code, err) == (
-        2,
-        "error: data: data=recall is not one text, and needs no preparation; give a text\n",
-    )
+    said = "error: data: data=recall is not one text, and needs no preparation; give a text\n"
+    assert call("prepare", f"to={tmp_path / 'x'}", "data=recall")[::2] == (2, said)
