@@ -64,7 +64,7 @@ def test_a_separator_stands_between_rows_but_for_empty_ones(tmp_path: Path) -> N
 def test_a_data_set_of_the_hubs_library(
     streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     name, held_out = str(tmp_path / "set"), tmp_path / "set" / "test.jsonl"
     ROWS.to_json(f"{name}/train.jsonl")
     held_out.write_text('{"id": 1, "text": "held out"}')
