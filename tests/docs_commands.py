@@ -44,14 +44,9 @@ QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 OF_SHAKESPEARE = {
     f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_ablation", "speedrun_muon")
 }
-# What shortens an experiment; the tests of sweeps have whole ones.
-TWO_VARIANTS = 'hydra.sweeper.variants=["attn=mha","attn=gqa"]'
-ONE_RATE = "hydra.sweeper.tune.lr=[1e-3]"
-LONG = {
-    "experiment=arena": [TWO_VARIANTS, ONE_RATE],
-    "experiment=optimizers": [TWO_VARIANTS, ONE_RATE],
-    "experiment=ladder": [TWO_VARIANTS, ONE_RATE],
-}
+# Of these, two variants and one rate are planned; the tests of sweeps have whole experiments.
+LONG = {"experiment=arena", "experiment=optimizers", "experiment=ladder"}
+SHORT = ['hydra.sweeper.variants=["attn=mha","attn=gqa"]', "hydra.sweeper.tune.lr=[1e-3]"]
 
 
 def new_on(page: Path) -> list[tuple[str, ...]]:
@@ -105,11 +100,6 @@ def _local(arguments: Sequence[str]) -> list[str]:
     return ["tokenizer.path=bpe" if a.startswith("tokenizer.path=hf:") else a for a in own]
 
 
-def _prepare(arguments: list[str]) -> None:
-    """Run it in this process."""
-    _run("prepare.py")(_local(arguments))
-
-
 def _train(arguments: list[str]) -> None:
     here, arguments = Path.cwd(), _local(arguments)
     if "attn=cosine" in arguments:  # the README's example, which is no file of ours
@@ -135,29 +125,23 @@ def _launched(arguments: list[str]) -> None:
     options = [a for a in arguments[:place] if a != "python"]
     if not any(option.startswith("--ntasks") for option in options):  # srun is not there
         get_args_parser().parse_args([*options, "train.py"])
-    sizes = [size for size in SIZES if size != "trainer=cpu"]
-    check_job([*arguments[place + 1 :], *sizes])
+    check_job([*arguments[place + 1 :], *(size for size in SIZES if size != "trainer=cpu")])
 
 
 def _fewer_runs(arguments: Sequence[str]) -> list[str]:
-    """Return what leaves a sweep one run of each variant: plans differ little by seed and rate.
-
-    The runs themselves are stood in for; see test_docs.py.
-    """
-    whole = [a for a in arguments if a.startswith("experiment=")]
-    fewer = ["seed=1"] if whole and not any(a.startswith("seed=") for a in arguments) else []
-    fewer += [short for name, shorts in LONG.items() if name in arguments for short in shorts]
-    return fewer
+    """Return what leaves a sweep one run of each variant: plans differ little by seed and rate."""
+    whole = any(a.startswith("experiment=") for a in arguments)
+    seeds = [] if not whole or any(a.startswith("seed=") for a in arguments) else ["seed=1"]
+    return [*seeds, *(SHORT if LONG & {*arguments} else [])]
 
 
 def _cut(arguments: Sequence[str]) -> list[str]:
     """Shrink to a tiny model and few steps; a resumed run keeps its sizes."""
-    resumes = any(a.startswith("resume=") for a in arguments)
     kept = [a for a in arguments if not a.startswith(("budget.", "trainer."))]
-    steps = 6 if any(a.startswith("budget.") for a in arguments) else 4
-    if resumes:
-        return kept if steps == 4 else [*kept, f"budget.steps={steps}"]
-    return [*kept, *SIZES, *QUICK, f"budget.steps={steps}"]
+    resumes = any(a.startswith("resume=") for a in arguments)
+    longer = any(a.startswith("budget.") for a in arguments)
+    steps = [f"budget.steps={6 if longer else 4}"]
+    return [*kept, *(steps if longer else [])] if resumes else [*kept, *SIZES, *QUICK, *steps]
 
 
 def _run(name: str) -> Callable[[list[str]], None]:
@@ -205,24 +189,25 @@ def _read_options(name: str) -> Callable[[list[str]], None]:
     """Only read the options: it takes minutes."""
 
     def read(arguments: list[str]) -> None:
-        if name == "torture":
-            torture.parse(torture.Arguments, arguments)
-            return
-        module, options = name, arguments
-        if name == "bench" and arguments:  # without any it lists its parts
-            assert arguments[0] in bench.PARTS
-            module, options = f"measuring.{arguments[0]}", arguments[1:]
-        if options and "--help" not in options:
-            importlib.import_module(module).new_parser().parse_args(options)
+        if arguments and "--help" not in arguments:
+            importlib.import_module(name).new_parser().parse_args(arguments)
 
     return read
+
+
+def _bench(arguments: list[str]) -> None:
+    """Read the options of one of its parts; without any it lists them."""
+    if arguments:
+        part, *options = arguments
+        assert part in bench.PARTS
+        _read_options(f"measuring.{part}")(options)
 
 
 def _leave(arguments: list[str]) -> None:
     """Test nothing: it needs the network, or would serve for ever, or is the suite itself."""
 
 
-KINDS: dict[str, Callable[[list[str]], None]] = {
+KINDS: dict[str, Callable[[list[str]], object]] = {
     "train.py": _train,
     "torchrun": _launched,
     "srun": _launched,
@@ -231,9 +216,9 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
-    "prepare.py": _prepare,
-    "torture.py": _read_options("torture"),
-    "bench.py": _read_options("bench"),
+    "prepare.py": lambda arguments: _run("prepare.py")(_local(arguments)),
+    "torture.py": lambda arguments: torture.parse(torture.Arguments, arguments),
+    "bench.py": _bench,
     "simulate_statistics.py": _read_options("simulate_statistics"),
     "variants_page.py": _read_options("variants_page"),
     "make": _make,

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from building import menu
 from docs_commands import FENCED, PAGES, PROJECT, ROOT, commands_on, examine, new_on
-from support import bpe, command, run_folders, tiny, train
+from support import bpe, train
 from test_layering import ROOMS
 
 import gptattn.attention.variants
@@ -86,25 +86,6 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> No
             error.add_note(" ".join(words))
             raise
     sys.modules.pop("gptattn.attention.variants.cosine", None)
-
-
-@pytest.mark.slow
-def test_the_readmes_sweep_trains_and_is_reported(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (arguments,) = (
-        word.removeprefix("ARGS=").split()
-        for words in commands_on(README)
-        for word in words
-        if word.startswith("ARGS=-m")
-    )
-    quick = tiny(tmp_path, "budget.steps=2", "checkpoint=false", "hydra/launcher=basic")
-    assert command(tmp_path, *arguments, *quick) == 0
-    assert len(run_folders(tmp_path)) == 6
-    capfd.readouterr()
-    with contextlib.chdir(tmp_path):
-        examine(["make", "report"], tmp_path)
-    assert "gqa and mha" in capfd.readouterr().out
 
 
 def anchors(page: Path) -> set[str]:
@@ -181,7 +162,7 @@ def test_the_workflow_tests_the_pythons_that_the_package_names() -> None:
     assert tested == re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.M)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
 def test_commands_stand_in_blocks_that_are_marked_bash(page: Path) -> None:
     # Only those are read for commands.
     text = page.read_text(encoding="utf-8")

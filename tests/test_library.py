@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from support import command, process_state, rows, tiny
+from support import command, config, losses, process_state, tiny
 
 from gptattn.errors import RunFolderError
 from gptattn.settings.compose import settings
@@ -43,18 +42,13 @@ def test_the_pages_blocks_run_one_after_the_other(
 def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:
     given = tiny(tmp_path, "attn=gqa", "model.num_layers=2")
     assert command(tmp_path, *given, "run_dir=by_command") == 0
-    by_command, cfg = tmp_path / "by_command", settings(given)
+    cfg = settings(given)
     with process_state(), contextlib.chdir(tmp_path):
         train(cfg, "mine")
         with pytest.raises(RunFolderError, match="already holds a run"):
             train(cfg, "mine")
-    configs = [by_command / "config.yaml", tmp_path / "mine" / "config.yaml"]
-    assert len({yaml.dump(yaml.safe_load(file.read_text())) for file in configs}) == 1
-    losses = [
-        [row["val/loss"] for row in rows(run) if "val/loss" in row]
-        for run in (by_command, tmp_path / "mine")
-    ]
-    assert losses[0] == losses[1] != []
+    assert config(tmp_path / "mine") == config(tmp_path / "by_command")
+    assert losses(tmp_path / "mine") == losses(tmp_path / "by_command") != []
 
 
 def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path: Path) -> None:

@@ -41,27 +41,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-PAGES = {"gptattn/compare/page.html.j2", "gptattn/maps/page.html.j2", "gptattn/maps/page.js"}
-
-ASK_ALL = """
-import sys
-from importlib.metadata import distribution
-for point in distribution("gptattn").entry_points:
-    sys.argv = [f"/bin/{point.name}", "--help"]
-    try:
-        code = point.load()()
-    except SystemExit as end:
-        code = end.code
-    print(f"=== {point.name} {code or 0}")
-"""
-
-
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
-    sources |= {f.relative_to(ROOT).as_posix() for f in (ROOT / "hydra_plugins").glob("*.py")}
-    sources |= PAGES
+    files = [*ROOT.glob("gptattn/**/*.*"), *ROOT.glob("hydra_plugins/*.py")]
+    sources = {f.relative_to(ROOT).as_posix() for f in files if f.suffix in (".py", ".j2", ".js")}
     configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
     assert names == sources | configs
 
@@ -71,29 +55,19 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     wheel: Path, tmp_path: Path
 ) -> None:
     venv.create(tmp_path / "env", with_pip=False)
-    scripts = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    scripts = tmp_path / "env" / "bin"
     python = scripts / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
     call(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
 
     # Take the dependencies from this environment. Python does not read .pth files in a folder that
     # a .pth file adds, so an editable gptattn in this environment stays out.
-    site = Path(call(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path))
-    site = Path(str(site).strip())
+    (site,) = (tmp_path / "env").rglob("site-packages")
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in folders))
+    (site / "dependencies.pth").write_text("\n".join(folders))
 
-    where = (
-        "import gptattn, gptattn.cli.train as c; print(c.__file__); print(c.CONF); "
-        "print(gptattn.command('train'))"
-    )
     folder = tmp_path / "empty"
     folder.mkdir()
-    source, conf, command = call(python, "-c", where, cwd=folder).splitlines()
-    assert Path(source) == site / "gptattn" / "cli" / "train.py"
-    assert command == "gptattn-train"
-    assert Path(conf) == site / "gptattn" / "conf"
-
     cache = str(tmp_path / "cache")
     call(scripts / "gptattn-train", "attn=mqa", *TINY, cwd=folder, XDG_CACHE_HOME=cache)
     assert [path.name for path in folder.iterdir()] == ["outputs"]
@@ -104,8 +78,6 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     assert record["environment"]["git_commit"] is None
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
 
-    names = {"train", "compare", "evaluate", "generate", "convert", "attention-map", "prepare"}
-    asked = call(python, "-c", ASK_ALL, cwd=folder)
-    assert {f"=== gptattn-{name} 0" for name in names} <= set(asked.splitlines())
-    assert all((scripts / f"gptattn-{name}").is_file() for name in names)
-    assert "\ngptattn-convert from=outputs/... to=gqa" in asked
+    # Each command says how it is called itself.
+    for name in ("compare", "evaluate", "generate", "convert", "attention-map", "prepare"):
+        assert f"gptattn-{name} " in call(scripts / f"gptattn-{name}", "--help", cwd=folder)

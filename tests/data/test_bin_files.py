@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,98 +11,77 @@ import pytest
 import torch
 from loading import documents, load, request
 from numpy.typing import NDArray
-from support import TEXT, Call, bpe, check_job, summary, tiny, train
+from support import TEXT, Call, bpe, check_job, tiny
 
 from gptattn.data import bin_files
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
-from gptattn.data.tokens import INDEX, TOKENS, TokenData, make_tokens
-from gptattn.errors import ConfigError, DataError, UserError
+from gptattn.data.tokens import INDEX, TOKENS, make_tokens
+from gptattn.errors import ConfigError, DataError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
 
 
-def write_shard(file: Path, ids: NDArray[np.uint16]) -> Path:
-    """Write a shard as modded-nanogpt's data/fineweb.py does, by its own description."""
+def shard(ids: NDArray[np.uint16]) -> bytes:
+    """A shard as modded-nanogpt's data/fineweb.py writes it, by its own description."""
     numbers = np.zeros(256, dtype=np.int32)
-    numbers[0], numbers[1], numbers[2] = 20240520, 1, len(ids)
-    file.write_bytes(numbers.tobytes() + ids.astype(np.uint16).tobytes())
-    return file
+    numbers[:3] = 20240520, 1, len(ids)
+    return numbers.tobytes() + ids.tobytes()
 
 
-def load_bin(path: Path, **given: str) -> TokenData:
-    return load(BinFiles(str(path), **given), path.parent / "cache")
-
-
-@pytest.mark.parametrize("form", ["nanogpt", "modded", "one file", "val_path"])
+@pytest.mark.parametrize("form", ["val", "modded", "one file", "train_rest"])
 def test_each_form_gives_its_ids(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bin_files, "PIECE_TOKENS", 128)
-    folder = tmp_path / "ids"
+    folder, to, cache = (tmp_path / name for name in ("ids", "to", "cache"))
     folder.mkdir()
-    given, path, val = {}, folder, IDS[900:]
+    given, val = {"path": str(folder)}, IDS[900:]
     if form == "modded":
-        write_shard(folder / "fineweb_train_000001.bin", IDS[:300])
+        first = folder / "fineweb_train_000001.bin"
+        first.write_bytes(shard(IDS[:300]))
         IDS[300:301].tofile(folder / "fineweb_train_000002.bin")  # without a header
-        write_shard(folder / "fineweb_train_000003.bin", IDS[301:900])
-        write_shard(folder / "fineweb_val_000000.bin", IDS[900:])
+        (folder / "fineweb_train_000003.bin").write_bytes(shard(IDS[301:900]))
+        (folder / "fineweb_val_000000.bin").write_bytes(shard(val))
     elif form == "one file":
-        path = folder / "train.bin"
-        IDS.tofile(path)
+        first = folder / "x.bin"
+        IDS.tofile(first)
+        given = {"path": str(first)}
         val = IDS[899:]  # the tail of one file has the last training id as context
     else:
-        IDS[:900].tofile(folder / "train.bin")
-        name = {"nanogpt": "val", "val_path": "train_rest"}[form]
-        IDS[900:].tofile(folder / f"{name}.bin")
-        if form == "val_path":
-            given = {"val_path": str(folder / "train_rest.bin")}
-    data = load_bin(path, **given)
+        first, second = folder / "train.bin", folder / f"{form}.bin"
+        IDS[:900].tofile(first)
+        val.tofile(second)
+        if form == "train_rest":
+            given["val_path"] = str(second)
+    data = load(BinFiles(**given), cache)
     np.testing.assert_array_equal(data.train[:], IDS[:900])
     np.testing.assert_array_equal(data.val[:], val)
     assert data.val_bytes == len(val) - 1
-    to = tmp_path / "to"
-    make_tokens(BinFiles(str(path), **given), to, request(tmp_path))
-    prepared = load_bin(to)
+    make_tokens(BinFiles(**given), to, request(tmp_path))
+    prepared = load(BinFiles(str(to)), cache)
     assert (prepared.facts(), prepared.text_hash) == (data.facts(), data.text_hash)
-    first = sorted(folder.glob("*train*.bin"))[0]
     raw = bytearray(first.read_bytes())
     raw[-10] ^= 1
     first.write_bytes(raw)
     os.utime(first, (1, 1))  # the clock of a disk may tick slowly
-    assert load_bin(path, **given).text_hash != data.text_hash
-
-
-def test_bytes_of_an_end_of_text_are_those_of_any_separator(tmp_path: Path) -> None:
-    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
-    end = tokenizer.separator()
-    ids = np.concatenate([end, tokenizer.encode("One.", "x"), end, tokenizer.encode("Two", "x")])
-    ids.astype("<u2").tofile(tmp_path / "val.bin")
-    np.tile(ids, 9).astype("<u2").tofile(tmp_path / "train.bin")
-    data = load(BinFiles(str(tmp_path)), tmp_path / "c", tokenizer)
-    assert data.val_bytes == len("One.") + 2 + len("Two")
+    assert load(BinFiles(**given), cache).text_hash != data.text_hash
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("content", "said"),
     [
-        ("odd", "has 3 bytes, so it holds no 16-bit ids"),
-        ("cut", "no whole shard of version 1: it has version 1 and 3,022 bytes for 1,000 ids"),
-        ("version", "no whole shard of version 1: it has version 7"),
-        ("no files", r"d is empty, or has no file that matches \*train\*.bin and is not empty"),
+        (b"abc", "has 3 bytes, so it holds no 16-bit ids"),
+        (shard(IDS)[:-2], "shard of version 1: it has version 1 and 3,022 bytes for 1,000 ids"),
+        (shard(IDS).replace(b"\1\0\0\0", b"\7\0\0\0", 1), "shard of version 1: it has version 7"),
     ],
+    ids=["odd", "cut", "version"],
 )
-def test_what_is_no_file_of_ids_is_named(how: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "d").mkdir()
-    file = write_shard(tmp_path / "x.bin", IDS)
-    raw = file.read_bytes()
-    if how == "version":
-        raw = raw[:4] + np.int32(7).tobytes() + raw[8:]
-    file.write_bytes({"odd": b"abc", "cut": raw[:-2]}.get(how, raw))
-    path = tmp_path / "d" if how == "no files" else file
+def test_what_is_no_file_of_ids_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(content)
     with pytest.raises(DataError, match=said):
-        load(BinFiles(str(path)), tmp_path / "c")
+        load(BinFiles(str(tmp_path / "x.bin")), tmp_path / "c")
 
 
 def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
@@ -115,42 +96,33 @@ def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
         load(source, cache, TaskIds(50_257), context_length=900)
 
 
-def test_an_end_of_text_begins_a_document(tmp_path: Path) -> None:
+def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path: Path) -> None:
     tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
-    (end,) = tokenizer.separator()
-    ids = np.tile(np.array([end, 1, 2, 3, end, 4, 5], dtype="<u2"), 30)
-    ids.tofile(tmp_path / "x.bin")
-    source, masked = BinFiles(str(tmp_path / "x.bin")), {"mask_documents": True}
-    data = load(source, tmp_path / "cache", tokenizer, **masked)
+    end = tokenizer.separator()
+    ids = np.concatenate([end, tokenizer.encode("One.", "x"), end, tokenizer.encode("Two", "x")])
+    for name, times in (("val", 1), ("train", 9)):
+        np.tile(ids, times).astype("<u2").tofile(tmp_path / f"{name}.bin")
+    data = load(BinFiles(str(tmp_path)), tmp_path / "cache", tokenizer, mask_documents=True)
+    assert data.val_bytes == len("One.") + 2 + len("Two")
     found, _, numbers = data.training_batch(1, 1, 4, 40)
-    later = (found[:, 1:] == int(end)).cumsum(1)
+    later = (found[:, 1:] == int(end[0])).cumsum(1)
     assert torch.equal(numbers, torch.cat([torch.zeros(4, 1, dtype=torch.int64), later], 1))
-    (ids % 100).tofile(tmp_path / "y.bin")
-    with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text lacks two documents"):
-        load(BinFiles(str(tmp_path / "y.bin")), tmp_path / "cache", ByteTokenizer(), **masked)
-
-
-def test_ids_without_a_tokenizer_have_no_text_that_could_go_on(tmp_path: Path) -> None:
-    IDS.tofile(tmp_path / "x.bin")
-    ids = ("tokenizer=none", "tokenizer.vocab_size=300", "data=bin", f"data.path={tmp_path}/x.bin")
-    with pytest.raises(UserError, match=r"^sample\.tokens: data=bin has no text that could go on"):
-        check_job(tiny(tmp_path, *ids))
-    check_job(tiny(tmp_path, *ids, "sample.tokens=0"))
 
 
 # What was prepared
 
 
-@pytest.mark.parametrize(("name", "masked"), [("char", False), ("bpe", True)])
-def test_a_prepared_text_is_the_text(name: str, masked: bool, tmp_path: Path) -> None:
-    def tokenizer() -> Tokenizer:
-        return CharTokenizer() if name == "char" else ByteLevelBPE(vocab_size=300)
-
+@pytest.mark.parametrize(
+    ("make", "name", "masked"),
+    [(CharTokenizer, "char", False), (partial(ByteLevelBPE, vocab_size=300), "bpe", True)],
+)
+def test_a_prepared_text_is_the_text(
+    make: Callable[[], Tokenizer], name: str, masked: bool, tmp_path: Path
+) -> None:
     source, to = documents([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
-    make_tokens(source, to, request(tmp_path / "a", tokenizer(), tokenizer_name=name))
-    given = {"mask_documents": masked}
-    found = load(BinFiles(str(to)), tmp_path / "b", tokenizer(), **given)
-    expected = load(source, tmp_path / "c", tokenizer(), **given)
+    make_tokens(source, to, request(tmp_path / "a", make(), tokenizer_name=name))
+    found = load(BinFiles(str(to)), tmp_path / "b", make(), mask_documents=masked)
+    expected = load(source, tmp_path / "c", make(), mask_documents=masked)
     for ours, theirs in zip(
         (*found.training_batch(1, 2, 6, 40), *next(iter(found.validation(9, 40)))),
         (*expected.training_batch(1, 2, 6, 40), *next(iter(expected.validation(9, 40)))),
@@ -190,10 +162,6 @@ def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -
     assert out.splitlines()[-1].endswith(f"train.py data=bin data.path={to} tokenizer=char")
     assert out.startswith("train: 1,686 tokens\nval: 186 tokens\n")
     assert json.loads((to / INDEX).read_text())["choice"] == "char"
-    run = train(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char")
-    assert summary(run)["data"]["documents"] == 1
-    code, _, err = call("prepare", f"to={tmp_path / 'x'}", "data=recall")
-    assert (code, err) == (
-        2,
-        "error: data: data=recall is not one text, and needs no preparation; give a text\n",
-    )
+    check_job(tiny(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char"))
+    said = "error: data: data=recall is not one text, and needs no preparation; give a text\n"
+    assert call("prepare", f"to={tmp_path / 'x'}", "data=recall")[::2] == (2, said)

@@ -1,8 +1,7 @@
 """Names on the hub: the requests, and the messages when the hub does not answer. No network."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import huggingface_hub
 import pytest
@@ -15,40 +14,29 @@ FILES = ("config.json", "model.safetensors")
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
-    """Make the hub return a folder or raise an error; returns the list of its requests."""
-
-    def set_answer(given: Any) -> list[Any]:
-        asked: list[Any] = []
-
-        def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-            asked.append((repo, revision, allow_patterns))
-            if isinstance(given, Exception):
-                raise given
-            return str(given)
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-        return asked
-
-    return set_answer
+def download(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """The function that asks the hub."""
+    download = mock.Mock()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return download
 
 
-def test_a_name_is_fetched_with_only_the_files_that_are_needed(answer, tmp_path: Path) -> None:
-    asked = answer(tmp_path)
-    assert local_folder("hf:openai-community/gpt2", "init_from", FILES) == tmp_path
-    assert local_folder("hf:a.b/c_d@refs/pr/2", "path", FILES) == tmp_path
+def test_a_name_is_fetched_with_only_the_files_that_are_needed(download: mock.Mock) -> None:
+    download.return_value = "fetched"
+    assert local_folder("hf:openai-community/gpt2", "init_from", FILES) == Path("fetched")
+    assert local_folder("hf:a.b/c_d@refs/pr/2", "path", FILES) == Path("fetched")
     assert local_folder("hf/x", "init_from", FILES) == Path("hf/x")  # whether it exists or not
     for name in ("hf:", "hf:gpt2", "hf:a/b/c", "hf:a b/c", "hf:a/b@", "hf:../x/y"):
         with pytest.raises(ConfigError, match=r"^init_from: .* is not a name on the hub; give hf:"):
             local_folder(name, "init_from", FILES)
-    assert asked == [
-        ("openai-community/gpt2", None, list(FILES)),
-        ("a.b/c_d", "refs/pr/2", list(FILES)),
+    assert download.call_args_list == [
+        mock.call("openai-community/gpt2", revision=None, allow_patterns=[*FILES]),
+        mock.call("a.b/c_d", revision="refs/pr/2", allow_patterns=[*FILES]),
     ]
 
 
-def test_a_failure_is_one_line_with_exit_code_4(answer) -> None:
-    answer(errors.LocalEntryNotFoundError("no route\nand more"))
+def test_a_failure_is_one_line_with_exit_code_4(download: mock.Mock) -> None:
+    download.side_effect = errors.LocalEntryNotFoundError("no route\nand more")
     with pytest.raises(CheckpointError) as raised:
         local_folder("hf:owner/other@v9", "init_from", FILES)
     assert str(raised.value) == (
@@ -56,6 +44,6 @@ def test_a_failure_is_one_line_with_exit_code_4(answer) -> None:
         "the name, the network and your login (hf auth login), or give a folder"
     )
     assert raised.value.exit_code == 4
-    answer(OSError(28, "No space left on device"))
+    download.side_effect = OSError(28, "No space left on device")
     with pytest.raises(OSError, match="No space"):  # no fault of the name
         local_folder("hf:owner/other", "init_from", FILES)

@@ -1,16 +1,13 @@
 """Which tokens a batch holds, of training and of validation."""
 
-from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from building import settings
 from loading import load
-from numpy.typing import NDArray
 
 from gptattn.data.sampler import TrainingStream, ValidationSet, training_batch, window_starts
 from gptattn.training.datamodule import RunDataModule
@@ -50,16 +47,13 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert len({str(batch(seed, step)) for seed in range(3) for step in range(3)}) == 9
 
 
-def stream(tokens: NDArray[np.uint16], **more: Any) -> TrainingStream:
-    return TrainingStream(lambda step: training_batch(tokens, 1, step, 4, 8), **more)
-
-
-def take(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], count: int) -> list[list[list[int]]]:
-    return [torch.stack(batch).tolist() for batch in islice(iter(batches), count)]
-
-
 def test_a_stream_begun_at_a_step_goes_on_where_another_stopped() -> None:
-    assert take(stream(TOKENS, first_step=3), 3) == take(stream(TOKENS), 6)[3:]
+    whole, rest = (
+        islice(TrainingStream(lambda step: training_batch(TOKENS, 1, step, 4, 8), first), 6 - first)
+        for first in (0, 3)
+    )
+    for expected, found in zip(list(whole)[3:], rest, strict=True):
+        assert all(map(torch.equal, expected, found))
 
 
 @pytest.mark.parametrize("length", [2, 9, 10, 97])
@@ -69,10 +63,9 @@ def test_validation_scores_every_token_of_the_tail_once_and_in_order(
 ) -> None:
     tail = TOKENS[:length]
     batches = list(ValidationSet(tail, batch_size, context_length))
-    ids = [int(token) for batch, _ in batches for token in batch.flatten()]
-    targets = [int(token) for _, batch in batches for token in batch.flatten()]
-    assert ids == tail[:-1].tolist()
-    assert targets == tail[1:].tolist()
+    ids, targets = (torch.cat([*map(torch.flatten, each)]) for each in zip(*batches, strict=True))
+    assert ids.tolist() == tail[:-1].tolist()
+    assert targets.tolist() == tail[1:].tolist()
     assert len(ValidationSet(tail, batch_size, context_length)) == len(batches)
     assert all(
         len(batch) <= batch_size and batch.shape[1] <= context_length for batch, _ in batches

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from loading import documents, load, read_sides
@@ -46,7 +47,6 @@ def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(
     (content,) = read(PythonDocs())
     low, high = (460_000, 470_000) if sys.version_info[:2] == (3, 11) else (300_000, 2_000_000)
     assert low < len(content) < high
-    assert "is an immutable sequence" in content or "The standard type hierarchy" in content
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataError, match=r"data=text data\.path="):
         PythonDocs()
@@ -81,7 +81,6 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"path": "DIR/none"}, r"^data\.path: .*none does not exist; give a file or a folder"),
         ({"path": "DIR/empty/1.txt"}, r"^data\.path: .*1\.txt is empty, or has no file that"),
         ({"path": "DIR/empty"}, r"^data\.path: .* has no file that matches \*\*/\* and is not"),
         ({"path": "DIR/mark.txt"}, r"^data: .* is too short to train on one part of it"),
@@ -94,9 +93,8 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(
 def test_what_is_no_text_is_named_with_its_setting(
     given: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    mark, zero, latin = b"\xef\xbb\xbf", b"text\0more", b"caf\xe9 and more"
-    plain = {"a.txt": "text", "empty/1.txt": b""}
-    folder = write(tmp_path / "d", plain | {"mark.txt": mark, "zero.txt": zero, "latin.txt": latin})
+    files = {"a.txt": "text", "empty/1.txt": "", "mark.txt": "\ufeff", "zero.txt": "text\0more"}
+    folder = write(tmp_path / "d", files | {"latin.txt": "café and more".encode("latin-1")})
     settings = {key: value.replace("DIR", folder) for key, value in given.items()}
     with pytest.raises(DataError, match=said):
         load(TextFiles(**settings), tmp_path / "cache")
@@ -107,15 +105,11 @@ def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(
 ) -> None:
     monkeypatch.setattr(our_text, "PIECE", 5)
     plain = "First ≈𝄞é line\nsecond, \ufeff in it\n\nlast\n" * 3
-    raw = {
-        "plain": plain.encode(),
-        "mark": plain.encode("utf-8-sig"),
-        "both": plain.replace("\n", "\r\n").encode("utf-8-sig"),
-    }
-    for name, content in raw.items():
-        (tmp_path / name).write_bytes(content)
-        assert max(map(len, TextFile(tmp_path / name))) <= 5
-        data = load(TextFiles(str(tmp_path / name)), tmp_path / "cache", CharTokenizer())
+    file = tmp_path / "book.txt"
+    for raw in (plain, "\ufeff" + plain, "\ufeff" + plain.replace("\n", "\r\n")):
+        file.write_bytes(raw.encode())
+        assert max(map(len, TextFile(file))) <= 5
+        data = load(TextFiles(str(file)), tmp_path / "cache", CharTokenizer())
         assert "".join(read_sides(data)) == plain
         assert data.text_hash == hashlib.sha256(plain.encode()).hexdigest()
 
@@ -157,15 +151,9 @@ def test_val_path_is_held_out_whole_and_nothing_else_is(tmp_path: Path) -> None:
 
 def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path: Path) -> None:
     a, b = "a" * 40, "b" * 60
-    texts = [
-        documents([a, b]),
-        documents([a + "\n\n" + b]),
-        documents([a[1:], "a" + b]),
-        documents([a], [b]),
-        documents([b], [a]),
-    ]
-    hashes = [load(text, tmp_path / "cache").text_hash for text in texts]
-    assert len(set(hashes)) == len(hashes)
+    given = [([a, b],), ([a + "\n\n" + b],), ([a[1:], "a" + b],), ([a], [b]), ([b], [a])]
+    hashes = [load(documents(*texts), tmp_path / "cache").text_hash for texts in given]
+    assert len(set(hashes)) == len(given)
     books = write(tmp_path / "books", {"1": a, "2": b})
     assert load(TextFiles(books), tmp_path / "cache").text_hash == hashes[0]
 
@@ -176,15 +164,11 @@ def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path: Path) -> N
 def test_a_download_that_fails_or_is_another_page_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise urllib.error.URLError("no route")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    with pytest.raises(DataError, match=r"cannot fetch https.*no route.*; get the file"):
-        Shakespeare(None, cache_dir=str(tmp_path))
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"log in first"))
-    with pytest.raises(DataError, match="sha256"):
-        Shakespeare(None, cache_dir=str(tmp_path))
+    answers = [urllib.error.URLError("no route"), io.BytesIO(b"log in first")]
+    monkeypatch.setattr(urllib.request, "urlopen", mock.Mock(side_effect=answers))
+    for said in (r"cannot fetch https.*no route.*; get the file", "sha256"):
+        with pytest.raises(DataError, match=said):
+            Shakespeare(None, cache_dir=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 

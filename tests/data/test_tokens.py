@@ -1,16 +1,11 @@
 """Token files: made once, made again when damaged, and split for training and validation."""
 
-import itertools
-import multiprocessing
+import fcntl
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,17 +19,17 @@ from gptattn.data import text as our_text
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.sampler import DocumentNumbers
-from gptattn.data.text import TextFiles, TextSource
+from gptattn.data.text import PlainText, TextFiles
 from gptattn.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Ids,
-    Piece,
     Tokenizer,
     write_files,
 )
 from gptattn.data.tokens import (
     INDEX,
+    LOCK,
     STARTS,
     TOKENS,
     TokenData,
@@ -43,14 +38,10 @@ from gptattn.data.tokens import (
 )
 from gptattn.errors import ConfigError, DataError, DiskError
 
-IDS = np.arange(1000, dtype="<u2") % 256
 
-
-@pytest.fixture(params=["byte", "char", "gpt2"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    if request.param == "gpt2":
-        return ByteLevelBPE(str(bpe(tmp_path / "bpe")))
-    return ByteTokenizer() if request.param == "byte" else CharTokenizer()
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return ByteLevelBPE(str(bpe(tmp_path_factory.mktemp("bpe"))))
 
 
 @pytest.mark.parametrize("make", [CharTokenizer, partial(ByteLevelBPE, vocab_size=300)])
@@ -83,21 +74,20 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     assert before.text_hash != after.text_hash
 
 
-@pytest.mark.parametrize("harm", ["cut", "lost", "starts", "index"])
-def test_what_is_damaged_in_the_cache_is_encoded_again(harm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"), [(TOKENS, b"cut"), (TOKENS, None), (STARTS, None), (INDEX, b"{")]
+)
+def test_what_is_damaged_or_lost_in_the_cache_is_encoded_again(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
     before = read_sides(load(MIXED, tmp_path))
     (file,) = tmp_path.glob(f"*/{TOKENS}")
     whole = file.read_bytes()
     assert whole == np.array([*MIXED.encode()], dtype="<u2").tobytes()
-    assert {f.name for f in file.parent.iterdir()} == {TOKENS, INDEX, STARTS, ".lock"}
-    if harm == "starts":
-        file.with_name(STARTS).unlink()
-    elif harm == "index":
-        file.with_name(INDEX).write_text("{")
-    elif harm == "cut":
-        file.write_bytes(whole[:-2])
-    else:
-        file.unlink()
+    assert {f.name for f in file.parent.iterdir()} == {TOKENS, INDEX, STARTS, LOCK}
+    file.with_name(name).unlink()
+    if content is not None:
+        file.with_name(name).write_bytes(content)
     assert read_sides(load(MIXED, tmp_path)) == before
     assert file.read_bytes() == whole
 
@@ -108,34 +98,28 @@ def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         load(MIXED, tmp_path / "file" / "cache")
 
 
-def _prepare_slowly(folder: str) -> None:
-    class Slow(ByteTokenizer):
-        def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-            time.sleep(60)
-            return super().encode_batch(texts)
-
-    make_tokens(documents([TEXT]), Path(folder), request(Path(folder) / "cache", Slow()))
-
-
-def test_one_process_waits_for_another_and_a_killed_one_leaves_nothing_that_passes_for_whole(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    to = tmp_path / "to"
-    process = multiprocessing.get_context("fork").Process(target=_prepare_slowly, args=(str(to),))
-    process.start()
-    while not list(to.glob("*.part")):
-        time.sleep(0.01)
-    with pytest.raises(DataError, match=r"no file that matches \*train\*\.bin"):
-        load(BinFiles(str(to)), tmp_path / "cache")
-    assert process.pid is not None
-    stop = threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL))
-    stop.start()
-    index = make_tokens(documents([TEXT]), to, request(tmp_path / "cache"))
-    process.join()
-    stop.join()
+def test_a_process_waits_for_another(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    to, asked = tmp_path / "to", request(tmp_path / "cache")
+    to.mkdir()
+    other = (to / LOCK).open("w")
+    fcntl.flock(other, fcntl.LOCK_EX)
+    threading.Timer(0.2, other.close).start()
+    index = make_tokens(documents([TEXT]), to, asked)
     assert capfd.readouterr().err == f"data: waiting for another process that prepares {to}\n"
     assert index.tokens == len(TEXT.encode())
-    assert load(BinFiles(str(to)), tmp_path / "cache").text_hash == index.text_sha256
+
+
+def test_what_stops_halfway_leaves_nothing_that_passes_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, cache = tmp_path / "to", tmp_path / "cache"
+    monkeypatch.setattr(our_text, "BATCH", 1)
+    with pytest.raises(DataError, match="not among the 4 that"):
+        make_tokens(documents(["abc" * 99, TEXT]), to, request(cache, CharTokenizer("abc\n")))
+    with pytest.raises(DataError, match=r"no file that matches \*train\*\.bin"):
+        load(BinFiles(str(to)), cache)
+    index = make_tokens(documents([TEXT]), to, request(cache))
+    assert load(BinFiles(str(to)), cache).text_hash == index.text_sha256
 
 
 def test_ids_of_another_text_are_left_alone(tmp_path: Path) -> None:
@@ -160,14 +144,17 @@ def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("name", ["byte", "char", "gpt2"])
 def test_tokens_of_pieces_are_those_of_the_whole_text(
-    size: int, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, name: str, gpt2: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokenizer = {"byte": ByteTokenizer(), "char": CharTokenizer(), "gpt2": gpt2}[name]
     monkeypatch.setattr(our_text, "PIECE", size)
     monkeypatch.setattr(our_text, "BATCH", 3)
     monkeypatch.setattr(our_bpe, "PIECE_CHARS", 50)
-    content = "".join(random.Random(size).choices([*TRICKY.replace("\0", ""), TEXT], k=300))
-    data = load(content, tmp_path / "cache", tokenizer)
+    content = "".join(random.Random(size).choices([*sorted({*TRICKY} - {*"\0\r"}), TEXT], k=300))
+    (tmp_path / "text").write_text(content, encoding="utf-8")
+    data = load(TextFiles(str(tmp_path / "text")), tmp_path / "cache", tokenizer)
     raw = content.encode()
     cut = len(raw[: len(raw) - round(0.1 * len(raw))].decode(errors="ignore"))
     head, tail = (
@@ -178,61 +165,42 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(
     assert data.val_bytes == len(content[cut:].encode())
 
 
-def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(tmp_path: Path) -> None:
+def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(
+    gpt2: Tokenizer, tmp_path: Path
+) -> None:
     books = documents(["≈ π, naïve. " * 9, "The end.\n" * 9, "x" * 9])
-    tokenizers = ByteTokenizer(), CharTokenizer(), ByteLevelBPE(str(bpe(tmp_path / "bpe")))
-    found = [load(books, tmp_path / "cache", tokenizer) for tokenizer in tokenizers]
+    found = [load(books, tmp_path, one) for one in (ByteTokenizer(), CharTokenizer(), gpt2)]
     scored = [read_sides(data)[1].replace("<|endoftext|>", "\n\n") for data in found]
     assert scored[0] == scored[1] == scored[2]
     assert {data.val_bytes for data in found} == {len(scored[0].encode())}
     assert len({data.text_hash for data in found}) == 1
 
 
-def test_gpt2s_end_of_text_stands_between_documents(tmp_path: Path) -> None:
-    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
-    data = load(documents(["The end." * 5, "The end." * 10]), tmp_path / "cache", tokenizer)
-    (end,) = tokenizer.separator().tolist()
-    first, second = "The end." * 4 + "The ", "The end." * 9
-    ids = [tokenizer.encode(part, "data").tolist() for part in (first, second)]
-    assert data.train[:].tolist() == [*ids[0], end, *ids[1]]
+def test_gpt2s_end_of_text_stands_between_documents(gpt2: Tokenizer, tmp_path: Path) -> None:
+    data = load(documents(["The end." * 5, "The end." * 10]), tmp_path, gpt2)
+    (end,) = gpt2.separator().tolist()
+    first, second = (
+        gpt2.encode(t, "x").tolist() for t in ("The end." * 4 + "The ", "The end." * 9)
+    )
+    assert data.train[:].tolist() == [*first, end, *second]
     assert data.val[:].tolist().count(end) == 2  # the context, and between the tails
     assert data.val[:1].tolist() == [end]
 
 
-class Lines(TextSource):
-    """Lines of text, as many as asked for, that are nowhere held."""
-
-    separated = False
-
-    def __init__(self, lines: int) -> None:
-        self.lines = lines
-
-    def stamp(self) -> str:
-        return str(self.lines)
-
-    def pieces(self, val_fraction: float) -> Iterator[Piece]:
-        for side, lines in (("train", self.lines), ("val", 10)):
-            line = Piece(0, side, "All work and no play makes π a naïve ≈.\n")
-            yield from itertools.repeat(line, lines)
-
-
-@pytest.mark.parametrize("tokenizer", ["gpt2"], indirect=True)
 def test_four_times_the_text_takes_no_more_memory(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(our_text, "BATCH", 1)
-
-    def peak(lines: int) -> int:
+    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
+    peaks = []
+    for lines in (10, 4_000, 16_000):
+        file = tmp_path / f"{lines}.txt"
+        file.write_text("All work and no play makes π a naïve ≈.\n" * lines)
         tracemalloc.start()
-        try:
-            load(Lines(lines), tmp_path / "cache", tokenizer)
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-
-    peak(10)
-    few = peak(4_000)  # 170 kB
-    assert peak(16_000) < 1.2 * few
+        load(TextFiles(str(file)), tmp_path / "cache", tokenizer)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 1.2 * peaks[1]
 
 
 # Documents
@@ -250,7 +218,7 @@ def test_numbers_change_where_a_document_begins_and_count_from_the_first_token()
 BOOKS = documents(["a" * 40, "b" * 5, "c" * 30, "d" * 3])
 
 
-def load_masked(source: TextSource, cache: Path) -> TokenData:
+def load_masked(source: PlainText, cache: Path) -> TokenData:
     return load(source, cache, mask_documents=True, val_fraction=0.3)
 
 
@@ -281,22 +249,3 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Pa
     assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
     with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text lacks two documents"):
         load_masked(documents(["a" * 400]), tmp_path)
-
-
-@pytest.mark.slow
-def test_no_exception_is_ignored_at_exit_after_a_token_file_was_used(tmp_path: Path) -> None:
-    IDS.tofile(tmp_path / "x.bin")
-    used = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pathlib import Path\n"
-        "from loading import load\n"
-        "from gptattn.data.bin_files import BinFiles\n"
-        "folder = Path(sys.argv[2])\n"
-        "kept = load('text ' * 99, folder), load(BinFiles(str(folder / 'x.bin')), folder)\n"
-        "assert all(len(data.training_batch(1, 1, 2, 8)) == 2 for data in kept)\n"
-    )
-    here = str(Path(__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", used, here, str(tmp_path)], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -91,24 +91,21 @@ def with_gradients(model: GPT) -> GPT:
     return model
 
 
-OURS = ["model.qkv_bias=false", "model.d_model=36", "model.d_mlp=29", "block.norm_eps=0.01"]
-
-
-LIKE_LLAMA = ["block=llama", *OURS]
+LIKE_LLAMA = (
+    *("block=llama", "model.qkv_bias=false", "model.d_model=36", "model.d_mlp=29"),
+    "block.norm_eps=0.01",
+)
+UNTIED = "block.tied_head=false"
 
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
         (["attn=mha_wrapper"], GPT2LMHeadModel),
-        (["attn=mha", "block.tied_head=false", "block.norm_eps=0.01"], GPT2LMHeadModel),
+        (["attn=mha", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel),
         (["attn=gqa"], GPT2LMHeadModel),
-        (
-            ["attn=gqa", *LIKE_LLAMA, "block.tied_head=false", "position.base=77.0"],
-            LlamaForCausalLM,
-        ),
-        (["attn=mqa", *LIKE_LLAMA, "block.tied_head=true"], LlamaForCausalLM),
-        (["pattern=[mha,mqa]", *LIKE_LLAMA], LlamaForCausalLM),
+        (["attn=gqa", *LIKE_LLAMA, UNTIED, "position.base=77.0"], LlamaForCausalLM),
+        (["pattern=[mha,mqa]", *LIKE_LLAMA, "block.tied_head=true"], LlamaForCausalLM),
         (["attn=mha", *LIKE_LLAMA, "model.qkv_bias=true"], Qwen2ForCausalLM),
     ],
     ids=str,
@@ -172,9 +169,9 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
     ],
 )
 def test_a_checkpoint_that_does_not_fit_its_config_says_where(
-    kind: str, config: dict, said: str, gpt2: Path, llama: Path
+    kind: str, config: dict, said: str, request: pytest.FixtureRequest
 ):
-    folder = {"gpt2": gpt2, "llama": llama}[kind]
+    folder = request.getfixturevalue(kind)
     change(folder / "config.json", **config)
     with pytest.raises(CheckpointError, match=said) as error:
         load_checkpoint(folder, FAMILIES[kind])
@@ -203,19 +200,13 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["position=none"], "this model has position=none, but GPT-2 has position=learned"),
-        (
-            ["model.qkv_bias=false"],
-            "this model has model.qkv_bias=false, but GPT-2 has model.qkv_bias=true; train",
-        ),
+        (["position=none"], "this model has position=none, but GPT-2 has position=learned; train"),
+        (["model.qkv_bias=false"], "has model.qkv_bias=false, but GPT-2 has model.qkv_bias=true"),
         (["attn.scale=0.3"], "layer 0: the same heads give other outputs"),
         (["part=sink"], "would be lost"),
         ([*A_LLAMA, "model.mlp=gelu"], "has model.mlp=gelu, but Llama has model.mlp=swiglu"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.
-        (
-            [*A_LLAMA, "model.context_length=1100", "attn.window=1050"],
-            "give other outputs in Llama",
-        ),
+        ([*A_LLAMA, "model.context_length=1100", "attn.window=1050"], "other outputs in Llama"),
         ([*A_LLAMA, "position.stretch=4.0"], "Llama has position.stretch=1.0"),
     ],
 )
