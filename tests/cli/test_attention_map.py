@@ -1,6 +1,5 @@
 """scripts/attention_map.py: what it writes and prints, and a user's mistakes."""
 
-import json
 import re
 from pathlib import Path
 
@@ -28,13 +27,6 @@ def read_table(out: str) -> dict[str, tuple[float, float]]:
     return {name: (float(entropy), float(sink)) for name, entropy, sink in found}
 
 
-def read_page(file: Path) -> dict:
-    text = file.read_text(encoding="utf-8")
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
-    assert found is not None
-    return json.loads(found.group(1))
-
-
 @pytest.mark.parametrize("variant", ["differential", "cross_layer"])
 def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
     run = save(tmp_path / "run", f"attn={variant}")
@@ -46,9 +38,6 @@ def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
         assert f"written: {run / 'attention' / name}" in out
     ids = torch.tensor([list("naïve list".encode())])
     maps = load_run(run).model.attention_weights(ids)
-    data = read_page(run / "attention" / "attention.html")
-    assert data["labels"] == ["n", "a", "\\xc3", "\\xaf", *"ve␣list"]
-    assert [len(layer["heads"]) for layer in data["layers"]] == [m.shape[1] for m in maps]
     means = read_table(out)
     for layer, w_BHTS in enumerate(maps):
         entropy = torch.distributions.Categorical(w_BHTS[:, :, 1:]).entropy().mean().item()
@@ -59,7 +48,6 @@ def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
     ask = ("attention_map", f"run={run}", "prompt=naïve list", "layer=1", f"out={one}")
     assert read_table(call(*ask)[1]).keys() == {"1", "even"}
     assert sorted(path.name for path in one.iterdir()) == ["attention.html", "layer_01.png"]
-    assert read_page(one / "attention.html")["layers"] == data["layers"][1:]
 
 
 def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path: Path, call: Call) -> None:

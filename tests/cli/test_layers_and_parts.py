@@ -6,7 +6,6 @@ import pytest
 from building import PROBE_CONFIGS
 from support import Call, command, config, summary, train
 
-from gptattn.errors import ConfigError
 from gptattn.runs.folder import name_run
 from gptattn.settings.compose import settings
 
@@ -34,16 +33,6 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
     assert command(tmp_path, *resume, "budget.steps=6") == 0
     ask = (f"run={run}", "allow_targets=probe_parts", "prompt=Line", "tokens=20")
     assert "gqa,mqa+probe_shift" in call("generate", *ask)[2]
-
-
-def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(tmp_path: Path) -> None:
-    file = tmp_path / "experiment" / "layers.yaml"
-    file.parent.mkdir()
-    file.write_text("# @package _global_\npattern: [gqa, mqa]\n", encoding="utf-8")
-    given = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=layers"]
-    assert settings(given).pattern == ["gqa", "mqa"]
-    with pytest.raises(ConfigError, match=r"^attn: cannot be combined with pattern=\[gqa,mqa\]"):
-        settings([*given, "attn=gqa"])
 
 
 def test_a_pattern_of_one_name_is_the_run_with_attn() -> None:

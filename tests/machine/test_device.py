@@ -38,32 +38,24 @@ def test_the_commit_is_that_of_the_source_tree() -> None:
     assert commit.removesuffix("-dirty") == head.stdout.strip()
 
 
-GPU = torch.device("cuda")
-
-
 @pytest.mark.parametrize(
     ("there", "on_cpu", "on_gpu"),
-    [
-        (("gcc",), "C++", None),
-        (("g++",), None, "C"),
-        (("mine",), "C++", None),  # of CC, below
-    ],
+    [("gcc", "C++", None), ("g++", None, "C"), ("mine", "C++", None)],
 )
 def test_what_compiling_lacks_depends_on_the_device(
-    there: tuple[str, ...],
+    there: str,
     on_cpu: str | None,
     on_gpu: str | None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    for name in there:
-        (tmp_path / name).write_text("")
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / there).write_text("")
+    (tmp_path / there).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", "mine")
     monkeypatch.delenv("CXX", raising=False)
     assert missing_compiler(torch.device("cpu")) == on_cpu
-    assert missing_compiler(GPU) == on_gpu
+    assert missing_compiler(torch.device("cuda")) == on_gpu
 
 
 def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line() -> None:

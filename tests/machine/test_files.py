@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -24,22 +22,12 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture
-def no_file_above_a_thousand_bytes() -> Iterator[None]:
-    """A limit of the system, at which writes fail as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, no_file_above_a_thousand_bytes: None
-) -> None:
+@pytest.mark.usefixtures("small_files_only")
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "new" / "a.txt"
     write_atomically(file, lambda target: target.write(b"old"))
-    with pytest.raises(DiskError, match="at least 1,500 bytes are needed and") as error:
-        write_atomically(file, lambda target: target.write(b"x" * 1500))
+    with pytest.raises(DiskError, match="at least 3,000 bytes are needed and") as error:
+        write_atomically(file, lambda target: target.write(b"x" * 3000))
     assert error.value.field == str(file)
     assert error.value.exit_code == 7
 

@@ -48,20 +48,10 @@ def test_settings_are_read_as_they_were_written_also_those_of_another_version(
     assert run.read_settings()["seed"] == 7
     (tmp_path / "config.yaml").write_text("attention: mha\n")
     assert run.read_settings() == {"attention": "mha"}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("a: [1", r"^config\.yaml is damaged: "),
-        ("- 1", r"^config\.yaml holds no settings$"),
-    ],
-)
-def test_settings_that_cannot_be_read_name_the_file(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(ValueError, match=said) as error:
-        RunFolder(tmp_path).read_settings()
-    assert "\n" not in str(error.value)
+    for text, said in (("a: [1", "is damaged: .*"), ("- 1", "holds no settings")):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(ValueError, match=rf"^config\.yaml {said}\Z"):
+            run.read_settings()
 
 
 def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Path) -> None:

@@ -3,11 +3,8 @@
 from typing import Any
 
 import pytest
-import torch
 
 from gptattn.errors import ConfigError
-from gptattn.settings.build import build_model
-from gptattn.settings.compose import settings
 from gptattn.settings.construct import check_targets, construct, find_target
 
 
@@ -67,10 +64,3 @@ def test_what_a_target_refuses_is_a_mistake_of_the_named_key(
     with pytest.raises(ConfigError) as error:
         construct("attn", {"_target_": f"{__name__}.needs_all", **keys}, shared, [__name__])
     assert error.value.field == field
-
-
-def test_layers_share_one_position_and_its_tables() -> None:
-    with torch.device("meta"):
-        model = build_model(settings(["position=rope", "model.num_layers=3"]), 16)
-    positions = {id(block.attention.position) for block in model.layers()}
-    assert len(positions) == 1

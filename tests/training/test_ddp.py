@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from interrupted import fingerprint
-from support import losses, rows, summary, tiny, train
+from support import check_job, losses, rows, summary, tiny, train
 
 from gptattn.data.sampler import rows_of
-from gptattn.runs.checkpoint import read_checkpoint
-from gptattn.runs.folder import RunFolder
+from gptattn.errors import ConfigError
+from gptattn.runs.load import load_run
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 SHARED = (
@@ -29,10 +29,6 @@ SHARED = (
     "log_every=3",
     "run_dir=run",
 )
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(RunFolder(run).known_checkpoints()[0])["state_dict"]
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
@@ -55,9 +51,8 @@ def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -
     for (step, loss), (same, expected) in zip(losses(two), losses(one), strict=True):
         assert step == same
         assert loss == pytest.approx(expected, rel=0, abs=1e-5)
-    theirs = weights(one)
-    for name, tensor in weights(two).items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5, msg=name)
+    weights = [load_run(run).model.state_dict() for run in (two, one)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
     kinds = [(row["step"], sorted(row.keys() - {"step", "time"})) for row in rows(two)]
     assert kinds == [(row["step"], sorted(row.keys() - {"step", "time"})) for row in rows(one)]
     assert len(list(two.glob("events.out.*"))) == 1
@@ -87,6 +82,16 @@ def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path: Path) 
     validated = [row for row in rows(tmp_path / "run") if "val/loss" in row]
     assert len(validated) == 4
     assert validated[-1]["progress/seconds"] >= 1
+
+
+def test_the_processes_are_those_that_torchrun_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert check_job(tiny(tmp_path, "trainer.devices=auto")).trainer.processes == 2
+    with pytest.raises(ConfigError, match="2 processes have been started on this machine"):
+        check_job(tiny(tmp_path, "trainer.devices=1"))
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(1, 1), (2, 1), (2, 3), (3, 2)])

@@ -7,10 +7,9 @@ from typing import Unpack
 
 import pytest
 import torch
-from interrupted import SIX, begun, crash, fingerprint, names, once, sent, steps_kept
+from interrupted import SIX, begun, crash, fingerprint, once, sent, steps_kept
 from support import command, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.attention.softmax import Projected
@@ -47,7 +46,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole(variant)
     assert summary(run)["steps"] == 6
-    assert names(run) == ["step=4.safetensors", "step=6.safetensors"]
+    assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
     # TensorBoard shows each point once.
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     for tag in ("train/loss", "val/loss", "cost/params"):
@@ -95,7 +94,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_a
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def twice() -> None:
+    def twice(_: object) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
@@ -114,21 +113,19 @@ def test_a_run_that_died_before_its_summary_gets_one(
     whole: Callable[[str], str], tmp_path: Path
 ) -> None:
     run = train(tmp_path, *SIX)
-    result = summary(run)["metrics"]
+    before = summary(run)["metrics"]
     (run / "summary.json").unlink()
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole("mha")
-    assert summary(run)["metrics"]["val/loss"] == result["val/loss"]
-    assert summary(run)["metrics"]["train/loss"] == result["train/loss"]
+    after = summary(run)["metrics"]
+    assert all(after[name] == before[name] for name in ("val/loss", "train/loss"))
 
 
 # Ways of training
 
 
 class Unusual(MultiHeadAttention):
-    """Has a parameter whose memory is not in the order of its elements, and buffers that are kept:
-    a mask, a mask of -inf, numbers.
-    """
+    """Has a weight whose memory is not in the order of its elements, and -inf in a buffer."""
 
     def __init__(
         self,
@@ -139,14 +136,8 @@ class Unusual(MultiHeadAttention):
         **projected: Unpack[Projected],
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, **projected)
-        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, d_in * 3).view(d_in, 3).T)
-        mask = torch.ones(context_length, context_length, dtype=torch.bool).triu(1)
-        self.register_buffer("mask", mask)
-        self.register_buffer("minus", torch.zeros(mask.shape).masked_fill(mask, -torch.inf))
-        self.register_buffer("order", torch.arange(context_length))
-
-    def forward(self, x_BTE, cache=None, shared=None):  # type: ignore[no-untyped-def]
-        return super().forward(x_BTE * self.gain.square().sum(0), cache, shared)
+        self.W_key.weight.data = self.W_key.weight.data.T.contiguous().T
+        self.register_buffer("mask", torch.full((context_length,) * 2, -torch.inf).triu(1))
 
 
 ALLOWED = f"allow_targets=[{__name__}]"
@@ -177,11 +168,11 @@ def test_other_ways_of_training_go_on_bit_for_bit_too(
 def test_a_budget_in_seconds_goes_on_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = ("budget.steps=null", "budget.seconds=0.1", "log_every=1")
+    seconds = ("budget.steps=null", "budget.seconds=0.5", "log_every=1")
     once(monkeypatch, "training_step", 1, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path, *seconds)) == 143
     before = dict(series(tmp_path / "run", "progress/seconds"))[2]
     assert command(tmp_path, "resume=run") == 0
     after = [value for _, value in series(tmp_path / "run", "progress/seconds")]
     assert after == sorted(after)
-    assert before < 0.1 <= after[-1]
+    assert before < 0.5 <= after[-1]

@@ -2,7 +2,11 @@
 
 import math
 import re
+import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,13 @@ from support import TEXT, config, rows, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+import gptattn.training.preflight
+import gptattn.training.run
+from gptattn.compare.finished_runs import read_runs
+from gptattn.data.run_data import RunData
+from gptattn.machine.device import peak_memory_mb
+from gptattn.settings.build import build_data
 
 TRAIN_METRICS = {
     "train/loss",
@@ -32,8 +43,8 @@ COSTS = {
 
 
 @pytest.fixture
-def run(runs: dict[str, Path]) -> Path:
-    return runs["gqa"]
+def run(runs: Callable[[str], Path]) -> Path:
+    return runs("gqa")
 
 
 # The record
@@ -116,9 +127,7 @@ def test_the_summary_is_complete(run: Path) -> None:
 
 def test_the_summary_ends_with_the_last_rows(run: Path) -> None:
     metrics = summary(run)["metrics"]
-    for name in ("train/loss", "train/lr", "val/loss", "val/perplexity", "val/bits_per_byte"):
-        assert metrics[name] == series(run, name)[-1][1]
-    for name in ("perf/tokens_per_s", "perf/step_ms", "perf/mfu"):
+    for name in (VAL_METRICS | TRAIN_METRICS) - {"train/grad_norm", "perf/peak_memory_training_mb"}:
         assert metrics[name] == series(run, name)[-1][1]
     assert metrics["perf/tokens_per_s"] == pytest.approx(64 / (metrics["perf/step_ms"] / 1e3))
 
@@ -182,28 +191,70 @@ def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run: Path)
         assert text  # the first words of the held-out text, then 4 generated tokens
 
 
-def hparams(run: Path) -> tuple[dict[str, type], set[str], int]:
+def hparams(run: Path) -> tuple[dict[str, str], set[str], int]:
     """(hyperparameter -> type, the metric tags, the session's status)."""
     metadata = events(run).summary_metadata
-    found = {}
-    for tag in metadata:
-        if tag.startswith("_hparams_/"):
-            data = HParamsPluginData.FromString(metadata[tag].plugin_data.content)
-            found[tag] = getattr(data, data.WhichOneof("data"))
-    start = found["_hparams_/session_start_info"].hparams
-    types = {key: value.WhichOneof("kind") for key, value in start.items()}
-    tags = {info.name.tag for info in found["_hparams_/experiment"].metric_infos}
-    return types, tags, found["_hparams_/session_end_info"].status
+    experiment, start, end = (
+        HParamsPluginData.FromString(metadata[f"_hparams_/{name}"].plugin_data.content)
+        for name in ("experiment", "session_start_info", "session_end_info")
+    )
+    given = start.session_start_info.hparams
+    types = {key: value.WhichOneof("kind") for key, value in given.items()}
+    tags = {info.name.tag for info in experiment.experiment.metric_infos}
+    return types, tags, end.session_end_info.status
 
 
-def test_every_run_has_the_same_hyperparameters_and_metrics(runs: dict[str, Path]) -> None:
-    types, tags, status = hparams(runs["gqa"])
+def test_every_run_has_the_same_hyperparameters_and_metrics(runs: Callable[[str], Path]) -> None:
+    types, tags, status = hparams(runs("gqa"))
     assert types["attn"] == "string_value"
     assert types["seed"] == "number_value"
     assert {"val/loss", "perf/tokens_per_s", "cost/params"} <= tags
     assert tags <= TRAIN_METRICS | VAL_METRICS | COSTS
     assert "hp_metric" not in tags
     assert status == 1  # success
-    assert hparams(runs["mla"]) == (types, tags, status)
-    first, other = (summary(runs[variant])["hyperparameters"] for variant in ("gqa", "mla"))
+    assert hparams(runs("mla")) == (types, tags, status)
+    first, other = (summary(runs(variant))["hyperparameters"] for variant in ("gqa", "mla"))
     assert list(first) == list(other)
+
+
+# Figures of speed and memory
+
+
+def test_an_mfu_above_one_is_null_in_the_record_and_left_out_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # A device whose measured rate is one FLOP per second.
+    monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", lambda *_: 1.0)
+    run = train(tmp_path)
+    assert [value for _, value in series(run, "perf/mfu")] == [None] * 5
+    assert ["perf/mfu", "null"] in [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert summary(run)["metrics"]["perf/mfu"] is None
+    shown = events(run).Tags()["scalars"]
+    assert "perf/tokens_per_s" in shown
+    assert "perf/mfu" not in shown
+    (known,), passed_over = read_runs([run])
+    assert passed_over == []
+    assert "perf/mfu" not in known.metrics
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
+def test_the_peak_is_that_of_training_without_what_loading_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while_loading = 0.0
+
+    def hungry(*given: Any) -> RunData:
+        nonlocal while_loading
+        block = b"x" * 300_000_000
+        while_loading = peak_memory_mb(torch.device("cpu"))
+        del block
+        return build_data(*given)
+
+    monkeypatch.setattr(gptattn.training.preflight, "build_data", hungry)
+    run = train(tmp_path)
+    metrics = summary(run)["metrics"]
+    assert metrics["perf/peak_memory_training_mb"] < while_loading - 200
+    values = [value for _, value in series(run, "perf/peak_memory_training_mb")]
+    # A peak never falls, apart from the counter's error.
+    assert all(later > value - 5 for value, later in pairwise(values))
+    assert len(values) == 5

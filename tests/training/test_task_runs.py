@@ -1,6 +1,5 @@
 """A synthetic task as the data of a run: trained, validated, recorded and refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +32,9 @@ def test_a_run_on_a_task_is_recorded_with_its_accuracy(run: Path) -> None:
     assert [step for step, _ in series(run, "val/accuracy")] == [2, 4]
     assert summary(run)["data"]["val_rows"] == 10
     assert config(run)["tokenizer"]["vocab_size"] == summary(run)["data"]["vocab_size"] == 40
-    # TensorBoard has the accuracy as a curve and a chart.
+    # TensorBoard has the accuracy as a chart.
     events = EventAccumulator(str(run)).Reload()
-    assert [event.step for event in events.Scalars("val/accuracy")] == [2, 4]
-    layout = str(events.Tensors("custom_scalars__config__")[0].tensor_proto)
-    assert "val/accuracy$" in layout
+    assert "val/accuracy$" in str(events.Tensors("custom_scalars__config__")[0].tensor_proto)
     assert "val_attention/entropy/layer_00" in rows(run)[-2] | rows(run)[-1]
 
 
@@ -91,11 +88,7 @@ def test_scripts_that_need_a_text_refuse_a_run_on_a_task(
     assert "trained on a synthetic task, which has no text" in err
 
 
-def test_its_weights_can_be_converted_and_trained_on(
-    run: Path, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
-    gqa = train(tmp_path / "gqa", *RECALL, "attn=gqa", f"init_from={run}", "budget.steps=1")
-    assert summary(gqa)["variant"] == "gqa"
+def test_its_weights_can_be_converted(run: Path, tmp_path: Path, call: Call) -> None:
     code, _, err = call("convert", f"from={run}", "to=gqa", f"out={tmp_path / 'out'}")
     assert code == 0, err
     assert load_run(tmp_path / "out").tokenizer.vocab_size == 40
