@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import SMALL, build_gpt, settings
-from support import Call, train
+from support import train
 
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokenizer import ByteTokenizer
@@ -28,7 +28,7 @@ def read_table(out: str) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("variant", ["differential", "cross_layer"])
-def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
+def test_a_variant_is_drawn(variant, tmp_path, call):
     run = save(tmp_path / "run", f"attn={variant}")
     code, out, err = call("attention_map", f"run={run}", "prompt=naïve list", "device=cpu")
     assert (code, err) == (0, "")
@@ -50,7 +50,7 @@ def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
     assert sorted(path.name for path in one.iterdir()) == ["attention.html", "layer_01.png"]
 
 
-def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path: Path, call: Call) -> None:
+def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path, call):
     run = train(tmp_path, "attn=gqa")
     before = {f: f.read_bytes() for f in run.rglob("*") if f.is_file()}
     code, out, _ = call("attention_map", f"run={run}", "prompt=a")
@@ -70,9 +70,7 @@ def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path: Path, call: 
         (["prompt=a", "layer=2"], 2, "error: layer: 2 does not exist; give 0 to 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
-    arguments: list[str], code: int, said: str, tmp_path: Path, call: Call
-) -> None:
+def test_a_mistake_is_one_line_and_writes_nothing(arguments, code, said, tmp_path, call):
     run, out = save(tmp_path / "run", "attn=mha"), tmp_path / "out"
     found, _, err = call("attention_map", f"run={run}", *arguments, f"out={out}")
     (line,) = err.splitlines()

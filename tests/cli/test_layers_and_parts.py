@@ -1,10 +1,7 @@
 """`part=` and `pattern=` on the command line: from files, in names and in records."""
 
-from pathlib import Path
-
-import pytest
 from building import PROBE_CONFIGS
-from support import Call, command, config, summary, train
+from support import command, config, summary, train
 
 from gptattn.runs.folder import name_run
 from gptattn.settings.compose import settings
@@ -13,8 +10,8 @@ MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes,pro
 
 
 def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
-) -> None:
+    tmp_path, capfd, call
+):
     layers = ("pattern=[gqa,mqa]", "part=[probe_shift]", "model.num_layers=2")
     run = train(tmp_path, *MENU, *layers)
     assert run.name.startswith("gqa-mqa+probe_shift_s1+model.d_model-16")
@@ -35,7 +32,7 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
     assert "gqa,mqa+probe_shift" in call("generate", *ask)[2]
 
 
-def test_a_pattern_of_one_name_is_the_run_with_attn() -> None:
+def test_a_pattern_of_one_name_is_the_run_with_attn():
     cfg, plain = settings(["pattern=[gqa]"]), settings(["attn=gqa"])
     assert cfg == plain
     assert name_run(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")

@@ -18,16 +18,14 @@ from gptattn.machine.read_progress import show_progress
         (452_611, "5 d 6 h"),
     ],
 )
-def test_a_span_of_time_reads_as_a_person_says_it(seconds: float, shown: str) -> None:
+def test_a_span_of_time_reads_as_a_person_says_it(seconds, shown):
     assert format_duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
     ("size", "shown"), [(100 * 10**6, "| 10.0M/100M ["), (0, "reading: 10.0MB [")]
 )
-def test_slow_work_shows_its_progress(
-    size: int, shown: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_work_shows_its_progress(size, shown, monkeypatch, capfd):
     monkeypatch.setattr(read_progress, "QUIET_SECONDS", 0.0)
     monkeypatch.setattr(read_progress, "LOG_SECONDS", 0.0)
     with show_progress("reading", size) as advance:

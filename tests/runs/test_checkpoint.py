@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def describe(leaf: Any) -> tuple[Any, ...]:
     return type(leaf), leaf
 
 
-def test_every_dtype_shape_and_value_comes_back_to_the_bit(tmp_path: Path) -> None:
+def test_every_dtype_shape_and_value_comes_back_to_the_bit(tmp_path):
     bits = torch.randint(0, 256, (64,), dtype=torch.uint8)
     weights = {f"model.{d}": bits.clone().view(d) for d in KINDS} | {
         "model.scalar": torch.tensor(-0.0),
@@ -52,7 +51,7 @@ def test_every_dtype_shape_and_value_comes_back_to_the_bit(tmp_path: Path) -> No
     assert names(tmp_path) == ["a.safetensors"]
 
 
-def test_views_and_shared_tensors_are_written_with_their_values(tmp_path: Path) -> None:
+def test_views_and_shared_tensors_are_written_with_their_values(tmp_path):
     whole = torch.arange(12.0).view(3, 4)
     weights = {"whole": whole, "turned": whole.T, "part": whole[:, 1:3], "rows": whole[1:]}
     path = tmp_path / "a.safetensors"
@@ -61,9 +60,7 @@ def test_views_and_shared_tensors_are_written_with_their_values(tmp_path: Path) 
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())
 
 
-def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(
-    tmp_path: Path,
-) -> None:
+def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(tmp_path):
     loaded = load_run(train(tmp_path, "validation.count=1"))
     theirs, weights = load_file(loaded.source), loaded.model.state_dict()
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())
@@ -75,7 +72,7 @@ def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(
 
 
 @pytest.mark.usefixtures("small_files_only")
-def test_a_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path):
     path = tmp_path / "a.safetensors"
     write_checkpoint(path, CONTENT)
     with pytest.raises(DiskError, match="at least 40,000 bytes are needed") as error:
@@ -85,7 +82,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) ->
     assert read_checkpoint(path)["global_step"] == 3
 
 
-def test_no_folder_is_made_anew_for_a_checkpoint_of_a_run_that_is_gone(tmp_path: Path) -> None:
+def test_no_folder_is_made_anew_for_a_checkpoint_of_a_run_that_is_gone(tmp_path):
     with pytest.raises(DiskError, match="was removed or moved"):
         write_checkpoint(tmp_path / "run" / "checkpoints" / "step=1.safetensors", CONTENT)
     assert names(tmp_path) == []
@@ -99,9 +96,7 @@ class Payload:
 
 
 @pytest.mark.parametrize("save", [torch.save, lambda c, p: p.write_bytes(pickle.dumps(c))])
-def test_a_pickle_is_refused_and_does_not_run(
-    save: Callable[[Any, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_is_refused_and_does_not_run(save, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "a.safetensors"
     save({"state_dict": {}, "more": Payload()}, path)
@@ -110,7 +105,7 @@ def test_a_pickle_is_refused_and_does_not_run(
     assert names(tmp_path) == ["a.safetensors"]
 
 
-def test_damage_is_one_line(tmp_path: Path) -> None:
+def test_damage_is_one_line(tmp_path):
     path = tmp_path / "a.safetensors"
     write_checkpoint(path, CONTENT)
     whole = path.read_bytes()
@@ -126,7 +121,7 @@ def test_damage_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_what_is_no_checkpoint_is_one_line(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_one_line(tmp_path):
     save_file({"w": torch.ones(3)}, tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="its header describes no run"):
         read_checkpoint(tmp_path / "weights.safetensors")

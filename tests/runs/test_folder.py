@@ -16,7 +16,7 @@ def summary(folder: Path, content: object) -> RunFolder:
     return RunFolder(folder)
 
 
-def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_path: Path) -> None:
+def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_path):
     run = RunFolder(tmp_path)
     assert (run.done, run.finished(), run.final_loss()) == (False, None, None)
     for text in ('{"status": "done", "metrics": {"val/lo', "[1, 2]", "\x00", "3"):
@@ -33,13 +33,11 @@ def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_pat
 
 
 @pytest.mark.parametrize("metrics", [None, [], {}, {"val/loss": None}, {"val/loss": float("nan")}])
-def test_a_loss_that_is_no_number_is_none(metrics: object, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_is_none(metrics, tmp_path):
     assert summary(tmp_path, {"status": "done", "metrics": metrics}).final_loss() is None
 
 
-def test_settings_are_read_as_they_were_written_also_those_of_another_version(
-    tmp_path: Path,
-) -> None:
+def test_settings_are_read_as_they_were_written_also_those_of_another_version(tmp_path):
     run, cfg = RunFolder(tmp_path), settings("attn=gqa", "seed=7")
     assert not run.begun
     run.write_settings(cfg)
@@ -54,7 +52,7 @@ def test_settings_are_read_as_they_were_written_also_those_of_another_version(
             run.read_settings()
 
 
-def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Path) -> None:
+def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path):
     for i, name in enumerate(("c", "a", "b")):
         run = summary(tmp_path / "sweep" / name, {})
         os.utime(run.summary_file, (i, i))
@@ -70,7 +68,7 @@ def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Pat
     assert find_done(tmp_path) == find_begun(tmp_path) == find_done(tmp_path / "none") == []
 
 
-def test_checkpoints_are_known_by_their_names_the_newest_first(tmp_path: Path) -> None:
+def test_checkpoints_are_known_by_their_names_the_newest_first(tmp_path):
     run = RunFolder(tmp_path)
     assert run.known_checkpoints() == []
     run.checkpoints.mkdir()

@@ -8,7 +8,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from support import check_job, command, tiny, train
-from torch import Tensor
 
 from gptattn.errors import CheckpointError, NumericError
 from gptattn.model.cost import count_parameters
@@ -22,7 +21,7 @@ from gptattn.training.preflight import ROWS_BYTES, preflight
 LAYERS = ("pattern=[mqa,mqa,mha]", "model.num_layers=3")
 
 
-def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path: Path) -> None:
+def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path):
     run = train(tmp_path, *LAYERS)
     assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
     loaded = load_run(run)
@@ -38,7 +37,7 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path: Pat
     assert torch.equal(again.state_dict()["norm.bias"], loaded.model.state_dict()["norm.bias"])
 
 
-def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(tmp_path: Path) -> None:
+def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(tmp_path):
     cfg = check_job(tiny(tmp_path, *LAYERS))
     d, d_mlp, kv = 16, 64, [4, 4, 16]
     attention = sum(2 * d * d + 2 * d * width + d for width in kv)  # q, out and its bias, k, v
@@ -58,7 +57,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> None:
+def test_a_run_folder_allows_itself_no_package(run, tmp_path):
     canary = tmp_path / "canary"
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["attn"] = {"_target_": "subprocess.Popen", "args": ["mkdir", str(canary)]}
@@ -79,9 +78,7 @@ def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("converted", [False, True])
-def test_weights_of_another_model_are_refused(
-    weight: Tensor | None, error: type[Exception], said: str, converted: bool, run: Path
-) -> None:
+def test_weights_of_another_model_are_refused(weight, error, said, converted, run):
     (file,) = RunFolder(run).known_checkpoints()
     content = read_checkpoint(file)
     del content["state_dict"]["model.token_embedding.weight"]
@@ -95,7 +92,7 @@ def test_weights_of_another_model_are_refused(
         load_run(run)
 
 
-def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run: Path) -> None:
+def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run):
     (file,) = RunFolder(run).known_checkpoints()
     file.unlink()
     with pytest.raises(CheckpointError, match=r"^run: .* has no checkpoint; train with"):
@@ -106,7 +103,7 @@ def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run: Pat
 
 
 @pytest.mark.parametrize("holds", ["config.yaml", "config.json", "model.safetensors"])
-def test_a_folder_that_holds_a_model_is_not_written_over(holds: str, tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_model_is_not_written_over(holds, tmp_path):
     refuse_taken(tmp_path)
     (tmp_path / holds).write_bytes(b"mine")
     with pytest.raises(CheckpointError, match=f"^out: .* already holds a {holds}; give another"):

@@ -1,7 +1,6 @@
 """The budget and the learning-rate schedule, against values worked by hand."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from building import settings
@@ -24,7 +23,7 @@ from gptattn.settings.config import BudgetConfig
         ({"flops": 1.0}, 1),
     ],
 )
-def test_a_budget_becomes_whole_steps_or_seconds(given: dict[str, Any], steps: int | None) -> None:
+def test_a_budget_becomes_whole_steps_or_seconds(given, steps):
     unset = {"steps": None, "tokens": None, "seconds": None, "flops": None}
     cfg = BudgetConfig(**(unset | given), default_steps=70)
     expected = Budget(steps, given.get("seconds"))
@@ -43,8 +42,8 @@ def test_a_budget_becomes_whole_steps_or_seconds(given: dict[str, Any], steps: i
     ],
 )
 def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
-    budget: Budget, step: int, seconds: float, expected: float
-) -> None:
+    budget, step, seconds, expected
+):
     assert budget.schedule(step, seconds) == expected
 
 
@@ -70,8 +69,8 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
     ],
 )
 def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine_or_a_line(
-    progress: float, warmup: float, final: float, decay: str, fall: float | None, expected: float
-) -> None:
+    progress, warmup, final, decay, fall, expected
+):
     curve = {"warmup_fraction": warmup, "final_lr_fraction": final, "decay": decay}
     optim = replace(settings().optim, **curve, decay_fraction=fall)
     assert learning_rate_factor(progress, optim) == pytest.approx(expected, abs=1e-15)

@@ -60,9 +60,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_file_in_conf_composes_and_builds(
-    group: str, name: str, cache: Path, tmp_path: Path
-) -> None:
+def test_every_file_in_conf_composes_and_builds(group, name, cache, tmp_path):
     overrides = [f"{group}={name}", f"cache_dir={cache}", *needs(group, name, tmp_path)]
     cfg = settings(overrides)
     data = build_data(cfg)

@@ -1,7 +1,6 @@
 """Which settings change a result, and what beside the settings does: code, text and weights."""
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from building import settings
@@ -21,7 +20,7 @@ from gptattn.settings.identity import (
 MADE = Provenance("text", "cpu", {"a": "1", "b": "2"})
 
 
-def test_a_default_budget_and_rows_written_more_often_are_no_other_result() -> None:
+def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
     cfg = settings()
     assert cfg.budget.default_steps == 1000
     asked = replace(cfg, budget=replace(cfg.budget, steps=1000))
@@ -43,7 +42,7 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result() -> N
         ("data.mask_documents", RESULT),
     ],
 )
-def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names: str, expected: str) -> None:
+def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names, expected):
     assert [name for name in names.split() if meaning(name) != expected] == []
 
 
@@ -58,11 +57,11 @@ def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names: str, expe
         (replace(MADE, device="cuda"), ["on cpu, not cuda"]),
     ],
 )
-def test_what_differs_is_named(now: Provenance, said: list[str]) -> None:
+def test_what_differs_is_named(now, said):
     assert differences(MADE, now) == said
 
 
-def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_path: Path) -> None:
+def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_path):
     assert RunFolder(tmp_path).read_provenance() is None
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
@@ -81,7 +80,7 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert RunFolder(tmp_path).read_provenance() is None
 
 
-def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not() -> None:
+def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not():
     shift, stretch = ({"_target_": f"probe_parts.{name}"} for name in ("Shift", "Stretch"))
     cfg = replace(
         settings("pattern=[mha_wrapper,single_head]", "model.num_layers=2"),

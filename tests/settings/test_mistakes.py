@@ -4,7 +4,6 @@ The table is tried on composing and checking alone; tests/cli holds what a comma
 """
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -124,7 +123,7 @@ DATA_MISTAKES = {
 
 
 @pytest.mark.parametrize("overrides", [*MISTAKES, *DATA_MISTAKES])
-def test_a_mistake_names_its_field_and_what_would_be_right(overrides: str, tmp_path: Path) -> None:
+def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
     two = () if "num_layers" in overrides else ("model.num_layers=2",)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         check_job(tiny(tmp_path, *MENU, *two, *overrides.split()))
@@ -143,11 +142,11 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides: str, tmp_p
         "budget.steps=null budget.seconds=0.1 attn.scale=0.5",
     ],
 )
-def test_a_value_at_its_limit_is_accepted(overrides: str, tmp_path: Path) -> None:
+def test_a_value_at_its_limit_is_accepted(overrides, tmp_path):
     check_job(tiny(tmp_path, *overrides.split()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_is_named(tmp_path):
     with pytest.raises(Exception, match=r"^trainer: no GPU is visible"):
         check_job([*tiny(tmp_path), "trainer=gpu"])

@@ -24,7 +24,7 @@ def attention_rows(run: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def test_the_figures_are_those_of_the_opening_of_the_validation_text(tmp_path: Path) -> None:
+def test_the_figures_are_those_of_the_opening_of_the_validation_text(tmp_path):
     run = train(tmp_path, "attn=gqa", "model.num_layers=2", "log_heads=true")
     assert list(attention_rows(run)) == [2, 4]
     raw = np.frombuffer(TEXT.encode(), dtype=np.uint8)
@@ -42,9 +42,7 @@ def test_the_figures_are_those_of_the_opening_of_the_validation_text(tmp_path: P
             assert figures[place] == pytest.approx(expected_H.mean(), rel=1e-4)
 
 
-def test_figures_of_heads_that_no_layer_has_are_refused_and_some_layers_are_enough(
-    tmp_path: Path,
-) -> None:
+def test_figures_of_heads_that_no_layer_has_are_refused_and_some_layers_are_enough(tmp_path):
     given = tiny(tmp_path, "log_heads=true", "model.num_layers=2")
     with pytest.raises(ConfigError, match=r"^log_heads: no layer has attention weights to"):
         check_job([*given, "attn=gated_deltanet"])

@@ -43,7 +43,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:
+def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path):
     one = train(tmp_path / "one", *SHARED)
     folder = tmp_path / "two"
     assert start(folder, *tiny(folder, *SHARED, "trainer.devices=2")).wait() == 0
@@ -60,7 +60,7 @@ def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path: Path) -> None:
+def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path):
     own = ("trainer.devices=2", "model.dropout=0.2", "budget.steps=100", "sample.tokens=0")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert start(whole, *tiny(whole, *SHARED, *own)).wait() == 0
@@ -76,7 +76,7 @@ def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path: Path) -> None:
+def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path):
     own = ("trainer.devices=2", "budget.steps=null", "budget.seconds=1", "validation.count=4")
     assert start(tmp_path, *tiny(tmp_path, *SHARED, *own)).wait() == 0
     validated = [row for row in rows(tmp_path / "run") if "val/loss" in row]
@@ -84,9 +84,7 @@ def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path: Path) 
     assert validated[-1]["progress/seconds"] >= 1
 
 
-def test_the_processes_are_those_that_torchrun_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_processes_are_those_that_torchrun_has_started(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert check_job(tiny(tmp_path, "trainer.devices=auto")).trainer.processes == 2
@@ -95,7 +93,7 @@ def test_the_processes_are_those_that_torchrun_has_started(
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(1, 1), (2, 1), (2, 3), (3, 2)])
-def test_processes_share_each_micro_batch_in_order(size: int, accumulate: int) -> None:
+def test_processes_share_each_micro_batch_in_order(size, accumulate):
     parts = [rows_of(12, accumulate, rank, size) for rank in range(size)]
     micro = [part.reshape(accumulate, -1) for part in parts]
     for i, expected in enumerate(np.split(np.arange(12), accumulate)):

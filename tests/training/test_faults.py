@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,11 +19,8 @@ from gptattn.training.module import LanguageModel
 
 
 def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_removed(
-    whole: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    whole, tmp_path, monkeypatch, capfd
+):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 5, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
@@ -48,9 +43,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
     assert not list(run.rglob("*.part"))
 
 
-def test_with_no_good_checkpoint_a_run_does_not_go_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_with_no_good_checkpoint_a_run_does_not_go_on(tmp_path, capfd):
     run = train(tmp_path, *SIX)
     for path in RunFolder(run).known_checkpoints():
         path.write_bytes(path.read_bytes()[:100])
@@ -78,14 +71,8 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
     ],
 )
 def test_what_is_not_finite_ends_the_run_and_reaches_no_checkpoint(
-    method: str,
-    step: int,
-    ruined: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    method, step, ruined, said, tmp_path, monkeypatch, capfd
+):
     def ruin(module: LanguageModel) -> None:
         getattr(next(module.model.parameters()), ruined).view(-1)[3] = torch.inf
 
@@ -95,9 +82,7 @@ def test_what_is_not_finite_ends_the_run_and_reaches_no_checkpoint(
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path, capfd):
     own = ("optim.lr=1e30", "optim.warmup_fraction=0", "validation.count=4")
     assert command(tmp_path, *tiny(tmp_path, *own)) == 5
     (line,) = capfd.readouterr().err.splitlines()
@@ -111,9 +96,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
 # Two writers
 
 
-def test_a_run_that_is_written_is_not_resumed_by_another(
-    stopped: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_written_is_not_resumed_by_another(stopped, capfd):
     with RunFolder(stopped / "run").lock():
         before = content(stopped / "run")
         assert command(stopped, "resume=run") == 6
@@ -122,9 +105,7 @@ def test_a_run_that_is_written_is_not_resumed_by_another(
     assert line.startswith("error: resume: another process is writing to run; ")
 
 
-def test_a_second_start_in_a_folder_writes_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_start_in_a_folder_writes_nothing(tmp_path, capfd):
     run = tmp_path / "run"
     with RunFolder(run).lock():
         before = content(run)
@@ -142,8 +123,8 @@ def test_a_second_start_in_a_folder_writes_nothing(
 
 
 def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, lambda _: run.rename(tmp_path / "moved"))
     assert command(tmp_path, *begun(tmp_path)) == 7
@@ -154,8 +135,8 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
 
 
 def test_a_run_whose_rows_are_gone_says_what_is_missing_when_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     file = tmp_path / "run" / "metrics.jsonl"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
@@ -169,9 +150,7 @@ def test_a_run_whose_rows_are_gone_says_what_is_missing_when_it_goes_on(
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
 
 
-def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(tmp_path, capfd):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from building import PROBE_CONFIGS
-from support import Call, check_job, rows, series, summary, tiny, train
+from support import check_job, rows, series, summary, tiny, train
 from torch import Tensor
 
 from gptattn.data.tokens import TokenData
@@ -40,7 +40,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held_out(run: Path) -> tuple[SavedRun, TokenData]:
     saved = load_run(run)
     data = build_data(saved.cfg, saved.tokenizer)
-    assert isinstance(data, TokenData)
     return saved, data
 
 
@@ -52,7 +51,7 @@ def find_documents(numbers: Tensor) -> list[slice]:
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_documents_in_rows_of_their_own(run: Path) -> None:
+def test_the_loss_is_that_of_documents_in_rows_of_their_own(run):
     saved, data = held_out(run)
     nats, count = 0.0, 0
     for batch in data.validation(4, T):
@@ -68,10 +67,9 @@ def test_the_loss_is_that_of_documents_in_rows_of_their_own(run: Path) -> None:
 
 
 @torch.no_grad()
-def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
+def test_figures_of_heads_are_those_of_each_document(run):
     saved, data = held_out(run)
     ids, numbers = data.opening(T, 512)
-    assert numbers is not None
     assert numbers.max() > 3
     found: dict[str, list[Tensor]] = {"entropy": [], "sink": []}
     for row, own in zip(ids, numbers, strict=True):
@@ -87,9 +85,7 @@ def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
         assert told == pytest.approx(mean_H.tolist(), rel=1e-4)
 
 
-def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(
-    run: Path, call: Call
-) -> None:
+def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(run, call):
     assert call("evaluate", f"run={run}", f"lengths=[{T}]")[0] == 0
     found = json.loads((run / "evaluation.json").read_text())["lengths"][str(T)]
     saved, data = held_out(run)
@@ -116,7 +112,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_what_cannot_be_kept_apart_is_refused_in_one_line(override: str, tmp_path: Path) -> None:
+def test_what_cannot_be_kept_apart_is_refused_in_one_line(override, tmp_path):
     given = tiny(tmp_path, *books(tmp_path, override.format(text=tmp_path / "text.txt")))
     with pytest.raises(ConfigError, match=f"^data.mask_documents: {REFUSED[override]}$"):
         check_job([*given, *(MENU if "probe" in override else ())])

@@ -1,8 +1,6 @@
 """A run that was stopped or killed resumes as if nothing had happened."""
 
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import Unpack
 
 import pytest
@@ -17,7 +15,7 @@ from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
 
 
-def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:
+def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path):
     run = train(tmp_path, *SIX)
     before = fingerprint(run)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -33,9 +31,7 @@ def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variant", ["cross_layer", "gated_deltanet"])
-def test_a_run_that_died_goes_on_bit_for_bit(
-    variant: str, whole: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_died_goes_on_bit_for_bit(variant, whole, tmp_path, monkeypatch):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path, f"attn={variant}")) == 1
@@ -66,14 +62,8 @@ STOPS = [
 
 @pytest.mark.parametrize(("method", "step", "number"), STOPS)
 def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
-    method: str,
-    step: int,
-    number: signal.Signals,
-    whole: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    method, step, number, whole, tmp_path, monkeypatch, capfd
+):
     run = tmp_path / "run"
     taken = step + (method == "training_step")
     once(monkeypatch, method, step, sent(number))
@@ -89,11 +79,8 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
-    whole: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    whole, tmp_path, monkeypatch, capfd
+):
     def twice(_: object) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -109,9 +96,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_a
     assert fingerprint(tmp_path / "run") == whole("mha")
 
 
-def test_a_run_that_died_before_its_summary_gets_one(
-    whole: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_run_that_died_before_its_summary_gets_one(whole, tmp_path):
     run = train(tmp_path, *SIX)
     before = summary(run)["metrics"]
     (run / "summary.json").unlink()
@@ -155,9 +140,7 @@ ALLOWED = f"allow_targets=[{__name__}]"
         pytest.param(["optim=muon", "optim.decay=linear"], marks=pytest.mark.slow),
     ],
 )
-def test_other_ways_of_training_go_on_bit_for_bit_too(
-    how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ways_of_training_go_on_bit_for_bit_too(how, tmp_path, monkeypatch):
     whole = train(tmp_path / "whole", *SIX, *how, ALLOWED)
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path, *how, ALLOWED)) == 1
@@ -165,9 +148,7 @@ def test_other_ways_of_training_go_on_bit_for_bit_too(
     assert fingerprint(tmp_path / "run") == fingerprint(whole)
 
 
-def test_a_budget_in_seconds_goes_on_counting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_in_seconds_goes_on_counting(tmp_path, monkeypatch):
     seconds = ("budget.steps=null", "budget.seconds=0.5", "log_every=1")
     once(monkeypatch, "training_step", 1, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path, *seconds)) == 143

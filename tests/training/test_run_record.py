@@ -50,7 +50,7 @@ def run(runs: Callable[[str], Path]) -> Path:
 # The record
 
 
-def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
+def test_a_run_folder_holds_its_record_and_nothing_else(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     event_files = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(event_files) == 1
@@ -69,7 +69,7 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
     assert all(re.match("[0-9a-f]{32}", path.name) for path in (folder / "cache").iterdir())
 
 
-def test_the_config_is_plain_resolved_yaml(run: Path) -> None:
+def test_the_config_is_plain_resolved_yaml(run):
     text = (run / "config.yaml").read_text(encoding="utf-8")
     settings = config(run)
     assert "${" not in text
@@ -81,7 +81,7 @@ def test_the_config_is_plain_resolved_yaml(run: Path) -> None:
     assert settings["choices"]["position"] == "learned"
 
 
-def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run: Path) -> None:
+def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run):
     steps = [row["step"] for row in rows(run)]
     assert steps == sorted(steps)
     for name in TRAIN_METRICS:
@@ -94,7 +94,7 @@ def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run: Path) -> No
     assert all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
 
 
-def test_progress_counts_tokens_and_flops(run: Path) -> None:
+def test_progress_counts_tokens_and_flops(run):
     per_token = summary(run)["metrics"]["cost/flops_per_token"]
     tokens = [4 * 16 * step for step in (1, 2, 3, 4)]
     assert sorted({value for _, value in series(run, "progress/tokens")}) == tokens
@@ -106,7 +106,7 @@ def test_progress_counts_tokens_and_flops(run: Path) -> None:
     assert seconds[0] > 0
 
 
-def test_the_summary_is_complete(run: Path) -> None:
+def test_the_summary_is_complete(run):
     record = summary(run)
     assert record["status"] == "done"
     assert (record["variant"], record["seed"]) == (run.parents[2].name, 1)
@@ -125,14 +125,14 @@ def test_the_summary_is_complete(run: Path) -> None:
     assert environment["libraries"]["torch"] == torch.__version__
 
 
-def test_the_summary_ends_with_the_last_rows(run: Path) -> None:
+def test_the_summary_ends_with_the_last_rows(run):
     metrics = summary(run)["metrics"]
     for name in (VAL_METRICS | TRAIN_METRICS) - {"train/grad_norm", "perf/peak_memory_training_mb"}:
         assert metrics[name] == series(run, name)[-1][1]
     assert metrics["perf/tokens_per_s"] == pytest.approx(64 / (metrics["perf/step_ms"] / 1e3))
 
 
-def test_perplexity_and_bits_per_byte_follow_from_the_loss(run: Path) -> None:
+def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
     for row in rows(run):
         if "val/loss" in row:
             assert row["val/perplexity"] == pytest.approx(2.718281828459045 ** row["val/loss"])
@@ -141,7 +141,7 @@ def test_perplexity_and_bits_per_byte_follow_from_the_loss(run: Path) -> None:
             assert row["val/bits_per_byte"] == pytest.approx(bits)
 
 
-def test_bits_per_byte_counts_bytes_where_tokens_are_characters(tmp_path: Path) -> None:
+def test_bits_per_byte_counts_bytes_where_tokens_are_characters(tmp_path):
     run = train(tmp_path, "tokenizer=char", "budget.steps=1", "validation.fraction=0.5")
     tail = TEXT[len(TEXT) - round(len(TEXT) / 2) :]
     assert len(tail.encode()) > len(tail)
@@ -158,7 +158,7 @@ def events(run: Path) -> EventAccumulator:
 # TensorBoard
 
 
-def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
+def test_tensorboard_shows_the_scalars_of_the_record(run):
     shown = events(run)
     # TensorBoard has each value of metrics.jsonl, in the same order, the costs at step 0.
     for tag in TRAIN_METRICS | VAL_METRICS | COSTS:
@@ -169,7 +169,7 @@ def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
     assert set(shown.Tags()["scalars"]) == recorded
 
 
-def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run: Path) -> None:
+def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run):
     shown = events(run)
     (event,) = shown.Tensors("custom_scalars__config__")
     (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
@@ -204,7 +204,7 @@ def hparams(run: Path) -> tuple[dict[str, str], set[str], int]:
     return types, tags, end.session_end_info.status
 
 
-def test_every_run_has_the_same_hyperparameters_and_metrics(runs: Callable[[str], Path]) -> None:
+def test_every_run_has_the_same_hyperparameters_and_metrics(runs):
     types, tags, status = hparams(runs("gqa"))
     assert types["attn"] == "string_value"
     assert types["seed"] == "number_value"
@@ -221,8 +221,8 @@ def test_every_run_has_the_same_hyperparameters_and_metrics(runs: Callable[[str]
 
 
 def test_an_mfu_above_one_is_null_in_the_record_and_left_out_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     # A device whose measured rate is one FLOP per second.
     monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", lambda *_: 1.0)
     run = train(tmp_path)
@@ -238,9 +238,7 @@ def test_an_mfu_above_one_is_null_in_the_record_and_left_out_elsewhere(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
-def test_the_peak_is_that_of_training_without_what_loading_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_peak_is_that_of_training_without_what_loading_took(tmp_path, monkeypatch):
     while_loading = 0.0
 
     def hungry(*given: Any) -> RunData:

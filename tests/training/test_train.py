@@ -1,9 +1,7 @@
 """A run is reproducible, treats all variants alike, and stops when its budget is used up."""
 
 import itertools
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +18,7 @@ from gptattn.training.module import LanguageModel
 # Fairness
 
 
-def test_a_seed_repeats_a_run_and_another_does_not(
-    runs: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_seed_repeats_a_run_and_another_does_not(runs, tmp_path):
     same = train(tmp_path / "same", "attn=gqa", "model.num_layers=2")
     other = train(tmp_path / "other", "attn=gqa", "model.num_layers=2", "seed=0")
     assert losses(same) == losses(runs("gqa"))
@@ -30,9 +26,7 @@ def test_a_seed_repeats_a_run_and_another_does_not(
     assert not {*losses(same)} & {*losses(other)}
 
 
-def test_what_is_measured_or_kept_does_not_change_the_losses(
-    runs: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_what_is_measured_or_kept_does_not_change_the_losses(runs, tmp_path):
     quiet = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
     run = train(tmp_path, "attn=gqa", "model.num_layers=2", *quiet)
     assert series(run, "train/loss") == series(runs("gqa"), "train/loss")
@@ -41,7 +35,7 @@ def test_what_is_measured_or_kept_does_not_change_the_losses(
     assert series(run, "sample/text") == []
 
 
-def test_all_variants_see_the_same_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_variants_see_the_same_batches(monkeypatch, tmp_path):
     seen = []
     training_step = LanguageModel.training_step
 
@@ -56,7 +50,7 @@ def test_all_variants_see_the_same_batches(monkeypatch: pytest.MonkeyPatch, tmp_
     assert seen[:4] == seen[4:]
 
 
-def test_accumulation_changes_no_loss(tmp_path: Path) -> None:
+def test_accumulation_changes_no_loss(tmp_path):
     whole, split = train(tmp_path / "whole"), train(tmp_path / "split", "accumulate=2")
     for name in ("train/loss", "val/loss", "train/grad_norm"):
         steps, values = zip(*series(whole, name), strict=True)
@@ -65,7 +59,7 @@ def test_accumulation_changes_no_loss(tmp_path: Path) -> None:
         assert found == pytest.approx(values, abs=1e-5)
 
 
-def test_a_row_holds_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
+def test_a_row_holds_the_mean_loss_of_its_steps(tmp_path):
     every = train(tmp_path / "every", "budget.steps=6", "validation.count=1")
     some = train(tmp_path / "some", "budget.steps=6", "validation.count=1", "log_every=3")
     single = [value for _, value in series(every, "train/loss")]
@@ -85,9 +79,7 @@ def test_a_row_holds_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
         ("budget.steps=7 validation.count=5", 7),
     ],
 )
-def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(
-    budget: str, steps: int, tmp_path: Path
-) -> None:
+def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(budget, steps, tmp_path):
     run = train(tmp_path, *budget.split(" "))
     assert summary(run)["steps"] == steps
     assert series(run, "train/loss")[-1][0] == steps
@@ -99,9 +91,7 @@ def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(
 
 
 @pytest.mark.parametrize(("seconds", "steps"), [(3.0, 3), (3.5, 4)])
-def test_a_budget_of_seconds_counts_training_time_alone(
-    seconds: float, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_of_seconds_counts_training_time_alone(seconds, steps, tmp_path, monkeypatch):
     # A clock on which each training step takes one second, and making its batch none.
     clock = SimpleNamespace(perf_counter=partial(next, itertools.count(0.0)))
     monkeypatch.setattr(gptattn.training.callbacks, "time", clock)
@@ -115,7 +105,7 @@ def test_a_budget_of_seconds_counts_training_time_alone(
     assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.safetensors"
 
 
-def test_the_learning_rate_follows_the_budget_of_steps(tmp_path: Path) -> None:
+def test_the_learning_rate_follows_the_budget_of_steps(tmp_path):
     run = train(tmp_path, "budget.steps=4", "optim.lr=0.1", "optim.warmup_fraction=0.5")
     # The steps are taken at progress 1/4, 2/4, 3/4 and 4/4: half-way up, at the peak, half-way down
     # to a tenth of it, and at that tenth.
