@@ -27,8 +27,8 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path):
     loaded = load_run(run)
     assert loaded.source.name == "step=6.safetensors"
     sizes = [count_parameters(block.attention) for block in loaded.model.layers()]
-    # q, out and its bias have 2 x 16 x 16 + 16; keys and values are 4, 4 and 16 wide.
-    assert sizes == [656, 656, 1040]
+    # q and out have 2 x (16 + 1) x 16 numbers with their biases; k and v 2 x (16 + 1) x 4, 4, 16.
+    assert sizes == [680, 680, 1088]
     kept = weights_of(read_checkpoint(loaded.source))
     for name, weight in loaded.model.state_dict().items():
         assert torch.equal(weight, kept[name])
@@ -40,7 +40,7 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path):
 def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(tmp_path):
     cfg = check_job(tiny(tmp_path, *LAYERS))
     d, d_mlp, kv = 16, 64, [4, 4, 16]
-    attention = sum(2 * d * d + 2 * d * width + d for width in kv)  # q, out and its bias, k, v
+    attention = sum(2 * (d + 1) * (d + width) for width in kv)  # q, out, k and v, with biases
     others = 3 * (2 * 2 * d + 2 * d * d_mlp + d_mlp + d) + 2 * d
     weights = attention + others + (256 + cfg.model.context_length) * d
     # Weights and AdamW's two averages in 4 bytes each; two validations leave two checkpoints.
