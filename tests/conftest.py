@@ -1,12 +1,13 @@
 """Shared fixtures: a fixed seed, the variants and positions in `conf/`, scripts, and runs."""
 
 import gc
-import importlib.util
+import importlib
+import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 import pytest
@@ -16,7 +17,6 @@ from interrupted import SIX, begun, fingerprint, once, sent
 from support import Call, command, train
 
 import gptattn.training.run
-from gptattn.settings.compose import CONF
 
 measure = gptattn.training.run.matmul_flops_per_second
 RATES: dict[torch.dtype, float] = {}
@@ -45,6 +45,15 @@ def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def small_files_only() -> Iterator[None]:
+    """A limit of the system of 2,000 bytes, at which writes fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots are made and written, but matplotlib draws nothing into them, which takes longest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,60 +76,39 @@ def position(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def script(name: str) -> ModuleType:
-    """Import a file of scripts/ as a module."""
-    path = CONF.parent / "scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"script_{name}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look their module up
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run a script in this process: its exit code, stdout and stderr."""
+    """Run the command of a script in this process: its exit code, stdout and stderr."""
 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", [name, *arguments])
         monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # or generate.py sets it to 1 for all tests
-        code = script(name).main()
+        code = importlib.import_module(f"gptattn.cli.commands.{name}").main()
         return code, *capfd.readouterr()
 
     return run
 
 
-class Runs(dict[str, Path]):
-    """Trains the run of a variant when it is first asked for."""
-
-    def __init__(self, base: Path) -> None:
-        super().__init__()
-        self.base = base
-
-    def __missing__(self, variant: str) -> Path:
-        self[variant] = train(self.base / variant, f"attn={variant}", "model.num_layers=2")
-        return self[variant]
-
-
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tiny run with two layers for each variant. Tests share it: do not modify the folders."""
-    return Runs(tmp_path_factory.mktemp("variants"))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny run with two layers of a variant. Tests share it: do not modify the folders."""
+    base = tmp_path_factory.mktemp("variants")
+
+    @cache
+    def run_of(variant: str) -> Path:
+        return train(base / variant, f"attn={variant}", "model.num_layers=2")
+
+    return run_of
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The fingerprint of an undisturbed run of a variant with the settings of interrupted.SIX."""
-    known: dict[str, str] = {}
 
+    @cache
     def of(variant: str) -> str:
-        if variant not in known:
-            folder = tmp_path_factory.mktemp(variant)
-            known[variant] = fingerprint(train(folder, *SIX, f"attn={variant}"))
-        return known[variant]
+        return fingerprint(train(tmp_path_factory.mktemp(variant), *SIX, f"attn={variant}"))
 
     return of
 

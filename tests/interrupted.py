@@ -31,29 +31,25 @@ def begun(folder: Path, *overrides: str) -> list[str]:
 
 
 def once(
-    monkeypatch: pytest.MonkeyPatch, method: str, step: int, act: Callable[[], object]
+    monkeypatch: pytest.MonkeyPatch, method: str, step: int, act: Callable[..., object]
 ) -> None:
-    """Call `act` once, when the method is first entered after `step` complete optimizer steps."""
+    """Call `act(module)` once, when the method is first entered after `step` optimizer steps."""
     original, left = getattr(LanguageModel, method), [act]
 
     def wrapped(self: LanguageModel, *args: Any) -> Any:
         if self.global_step == step and left:
-            left.pop()()
+            left.pop()(self)
         return original(self, *args)
 
     monkeypatch.setattr(LanguageModel, method, wrapped)
 
 
-def crash() -> NoReturn:
+def crash(_: LanguageModel) -> NoReturn:
     raise AssertionError("the run dies here")
 
 
 def sent(number: int) -> Callable[..., None]:
-    return lambda *args: signal.raise_signal(number)
-
-
-def names(run: Path) -> list[str]:
-    return sorted(file.name for file in (run / "checkpoints").iterdir())
+    return lambda _: signal.raise_signal(number)
 
 
 def steps_kept(run: Path) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +35,16 @@ SWEPT = (
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, runs: Callable[[str], Path]) -> Path:
     """A folder with what the pages' commands start from. Not to be changed."""
     home = tmp_path_factory.mktemp("documented") / "home"
     for place in ("outputs/attention_suite", "runs"):
         for variant in menu("attn"):
-            shutil.copytree(runs[variant], home / place / f"{variant}_s1_3fa2c1")
+            shutil.copytree(runs(variant), home / place / f"{variant}_s1_3fa2c1")
     for name in SWEPT:
         for variant in ("mha_wrapper", "mha", "gqa"):
-            shutil.copytree(runs[variant], home / "outputs" / name / f"{variant}_s1_3fa2c1")
-    shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_19876c")
+            shutil.copytree(runs(variant), home / "outputs" / name / f"{variant}_s1_3fa2c1")
+    shutil.copytree(runs("gqa"), home / "outputs" / "scratch" / "gqa_s1_19876c")
     (home / "book.txt").write_text("It was a dark and stormy night.\n" * 99, encoding="utf-8")
     rows = (json.dumps({"text": f"Row {i}.\n" * 20, "body": f"Body {i}\n" * 20}) for i in range(99))
     (home / "corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")

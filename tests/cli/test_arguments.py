@@ -1,18 +1,16 @@
 """The arguments of the commands besides training: their help, and mistakes in one of them."""
 
 import re
-from collections.abc import Sequence
 from importlib import import_module
 
 import pytest
-from support import Call
 
 from gptattn.cli.arguments import parse
 from gptattn.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "evaluate", "prepare"])
-def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
+def test_the_help_of_a_script_fits_80_columns(name, call):
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"{name} ")
@@ -32,7 +30,7 @@ def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
         ("evaluate", ["run=a", "lengths=[4,long]"], "lengths: 'long' is a str; give"),
     ],
 )
-def test_a_mistake_names_its_argument(name: str, arguments: Sequence[str], said: str) -> None:
+def test_a_mistake_names_its_argument(name, arguments, said):
     kind = import_module(f"gptattn.cli.commands.{name}").Arguments
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         parse(kind, arguments)

@@ -1,13 +1,12 @@
 """scripts/attention_map.py: what it writes and prints, and a user's mistakes."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from building import SMALL, build_gpt, settings
-from support import Call, train
+from support import train
 
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokenizer import ByteTokenizer
@@ -28,15 +27,8 @@ def read_table(out: str) -> dict[str, tuple[float, float]]:
     return {name: (float(entropy), float(sink)) for name, entropy, sink in found}
 
 
-def read_page(file: Path) -> dict:
-    text = file.read_text(encoding="utf-8")
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
-    assert found is not None
-    return json.loads(found.group(1))
-
-
 @pytest.mark.parametrize("variant", ["differential", "cross_layer"])
-def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
+def test_a_variant_is_drawn(variant, tmp_path, call):
     run = save(tmp_path / "run", f"attn={variant}")
     code, out, err = call("attention_map", f"run={run}", "prompt=naïve list", "device=cpu")
     assert (code, err) == (0, "")
@@ -46,9 +38,6 @@ def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
         assert f"written: {run / 'attention' / name}" in out
     ids = torch.tensor([list("naïve list".encode())])
     maps = load_run(run).model.attention_weights(ids)
-    data = read_page(run / "attention" / "attention.html")
-    assert data["labels"] == ["n", "a", "\\xc3", "\\xaf", *"ve␣list"]
-    assert [len(layer["heads"]) for layer in data["layers"]] == [m.shape[1] for m in maps]
     means = read_table(out)
     for layer, w_BHTS in enumerate(maps):
         entropy = torch.distributions.Categorical(w_BHTS[:, :, 1:]).entropy().mean().item()
@@ -59,10 +48,9 @@ def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
     ask = ("attention_map", f"run={run}", "prompt=naïve list", "layer=1", f"out={one}")
     assert read_table(call(*ask)[1]).keys() == {"1", "even"}
     assert sorted(path.name for path in one.iterdir()) == ["attention.html", "layer_01.png"]
-    assert read_page(one / "attention.html")["layers"] == data["layers"][1:]
 
 
-def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path: Path, call: Call) -> None:
+def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path, call):
     run = train(tmp_path, "attn=gqa")
     before = {f: f.read_bytes() for f in run.rglob("*") if f.is_file()}
     code, out, _ = call("attention_map", f"run={run}", "prompt=a")
@@ -82,9 +70,7 @@ def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path: Path, call: 
         (["prompt=a", "layer=2"], 2, "error: layer: 2 does not exist; give 0 to 1"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
-    arguments: list[str], code: int, said: str, tmp_path: Path, call: Call
-) -> None:
+def test_a_mistake_is_one_line_and_writes_nothing(arguments, code, said, tmp_path, call):
     run, out = save(tmp_path / "run", "attn=mha"), tmp_path / "out"
     found, _, err = call("attention_map", f"run={run}", *arguments, f"out={out}")
     (line,) = err.splitlines()

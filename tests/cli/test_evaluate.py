@@ -5,9 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import Call, summary, train
+from support import summary, train
 
-from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.measure import check_unchanged
 from gptattn.runs.evaluation import Evaluation
@@ -42,7 +41,7 @@ def evaluation(run: Path) -> Evaluation:
     return found
 
 
-def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep: Path, call: Call) -> None:
+def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep, call):
     run = sweep / "gqa"
     ask = ("evaluate", f"run={run}", "threads=1", "device=cpu")
     code, out, err = call(*ask, "lengths=[8,40]", "cache=[int8,sink2+window:4]")
@@ -65,7 +64,7 @@ def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep: Path, c
     assert again.caches == found.caches
 
 
-def test_each_of_several_runs_answers_what_it_can(sweep: Path, call: Call) -> None:
+def test_each_of_several_runs_answers_what_it_can(sweep, call):
     code, _, err = call("evaluate", f"run={sweep}", "lengths=[16,40]", "cache=[full,int4]")
     assert code == 0
     said = "left out for {}: {}".format
@@ -85,9 +84,7 @@ def test_each_of_several_runs_answers_what_it_can(sweep: Path, call: Call) -> No
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights"])
-def test_what_is_damaged_or_of_other_weights_is_replaced(
-    damage: str, sweep: Path, call: Call
-) -> None:
+def test_what_is_damaged_or_of_other_weights_is_replaced(damage, sweep, call):
     run = sweep / "gqa"
     ask = ("evaluate", f"run={run}")
     assert call(*ask, "lengths=[4]")[0] == 0
@@ -110,9 +107,7 @@ def test_what_is_damaged_or_of_other_weights_is_replaced(
         ("gqa", 1000, 2, "error: lengths: 1000 is longer than the held-out text"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
-    run: str, length: int, code: int, said: str, sweep: Path, call: Call
-) -> None:
+def test_a_mistake_is_one_line_and_writes_nothing(run, length, code, said, sweep, call):
     place = sweep / run if run in POSITIONS else run
     found, out, err = call("evaluate", f"run={place}", f"lengths=[{length}]")
     (line,) = err.splitlines()
@@ -120,10 +115,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert not list(sweep.rglob("evaluation.json"))
 
 
-def test_another_text_and_weights_from_before_the_end_are_refused(sweep: Path) -> None:
+def test_another_text_and_weights_from_before_the_end_are_refused(sweep):
     saved = load_run(sweep / "gqa")
     data = build_data(saved.cfg, saved.tokenizer)
-    assert isinstance(data, TokenData)
     check_unchanged(saved, data, data.text_hash, 4)
     with pytest.raises(ConfigError, match=r"^data: .*gqa: the text has changed since the run"):
         check_unchanged(saved, data, "another", 4)

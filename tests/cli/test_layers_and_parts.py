@@ -1,12 +1,8 @@
 """`part=` and `pattern=` on the command line: from files, in names and in records."""
 
-from pathlib import Path
-
-import pytest
 from building import PROBE_CONFIGS
-from support import Call, command, config, summary, train
+from support import command, config, summary, train
 
-from gptattn.errors import ConfigError
 from gptattn.runs.folder import name_run
 from gptattn.settings.compose import settings
 
@@ -14,8 +10,8 @@ MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes,pro
 
 
 def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
-) -> None:
+    tmp_path, capfd, call
+):
     layers = ("pattern=[gqa,mqa]", "part=[probe_shift]", "model.num_layers=2")
     run = train(tmp_path, *MENU, *layers)
     assert run.name.startswith("gqa-mqa+probe_shift_s1+model.d_model-16")
@@ -36,17 +32,7 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
     assert "gqa,mqa+probe_shift" in call("generate", *ask)[2]
 
 
-def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(tmp_path: Path) -> None:
-    file = tmp_path / "experiment" / "layers.yaml"
-    file.parent.mkdir()
-    file.write_text("# @package _global_\npattern: [gqa, mqa]\n", encoding="utf-8")
-    given = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=layers"]
-    assert settings(given).pattern == ["gqa", "mqa"]
-    with pytest.raises(ConfigError, match=r"^attn: cannot be combined with pattern=\[gqa,mqa\]"):
-        settings([*given, "attn=gqa"])
-
-
-def test_a_pattern_of_one_name_is_the_run_with_attn() -> None:
+def test_a_pattern_of_one_name_is_the_run_with_attn():
     cfg, plain = settings(["pattern=[gqa]"]), settings(["attn=gqa"])
     assert cfg == plain
     assert name_run(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")

@@ -26,18 +26,17 @@ def read(own: Path, overrides: list[str]) -> TrainConfig:
 
 
 @pytest.mark.parametrize("name", ["gqa", "own"])
-def test_a_pattern_and_match_to_read_the_file_that_attn_reads(name: str, tmp_path: Path) -> None:
+def test_a_pattern_and_match_to_read_the_file_that_attn_reads(name, tmp_path):
     own = folder(tmp_path, 0.5)
     plain = read(own, [f"attn={name}"]).attn
     assert read(own, [f"pattern=[{name}]"]).attn == plain
     layers = read(own, [f"pattern=[{name},mha]"]).pattern_attn
-    assert layers is not None
     assert layers[name] == plain
     matched = read(own, [f"match_to={name}", "match=params", "attn=mha"])
     assert matched.match_attn == plain
 
 
-def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path):
     file = folder(tmp_path, 0.5) / "attn" / "own.yaml"
     file.write_text(file.read_text().replace("0.5", "0.5\nscale: 1"))
     with pytest.raises(ConfigError, match=r"own.yaml:5: found duplicate key scale"):
@@ -59,16 +58,14 @@ def gates(folder: Path, package: str) -> Path:
     ("package", "given"),
     [("part.gate", ["part=[gate,gate2]"]), ("part.other", ["experiment=gates"])],
 )
-def test_a_part_has_the_name_of_its_file(package: str, given: list[str], tmp_path: Path) -> None:
+def test_a_part_has_the_name_of_its_file(package, given, tmp_path):
     mine = gates(tmp_path / "mine", package)
     line = f'gate2.yaml sets {package}; its first line must be "# @package part.gate2"'
     with pytest.raises(ConfigError, match=f"^part: {line}$"):
         read(mine, given)
 
 
-def test_a_folder_of_the_users_own_gives_attentions_and_parts_to_a_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_the_users_own_gives_attentions_and_parts_to_a_command(tmp_path, capfd):
     mine = folder(gates(tmp_path / "mine", "part.gate2"), 0.5)
     flag = f"--config-dir={mine}"
     assert command(tmp_path, flag, *tiny(tmp_path, "attn=own", "part=[gate2]", "run_dir=run")) == 0

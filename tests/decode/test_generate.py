@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import build_gpt, menu
+from building import build_gpt
 from torch import Tensor
 
 from gptattn.decode.generate import generate, pad_left
@@ -10,7 +10,6 @@ from gptattn.decode.sampling import Sampling
 from gptattn.model.gpt import GPT
 
 CONTEXT, V = 7, 61
-HALF = torch.bfloat16
 GREEDY = Sampling(temperature=0)
 
 
@@ -114,20 +113,3 @@ def test_generation_samples_without_dropout_and_restores_the_mode(training):
     with pytest.raises(IndexError):
         generate(model, prompt + V, 9, Sampling())
     assert model.training is training
-
-
-@pytest.mark.parametrize("variant", menu("attn"))
-@torch.no_grad()
-def test_decoding_in_bfloat16_is_as_near_to_float64_as_the_plain_forward(variant):
-    model, rows = model_of(variant).to(HALF).eval(), 3
-    ids = torch.randint(V, (rows, CONTEXT))
-    exact = model.double()(ids)
-    model.to(HALF)
-    plain = model(ids)
-    model.prepare(rows)
-    cache = model.new_cache(rows)
-    steps = [model.next_logits(ids[:, t : t + 1], cache) for t in range(CONTEXT)]
-    decoded = torch.stack(steps, dim=1)
-    assert decoded.dtype == plain.dtype == HALF
-    of_plain, of_decoded = ((y.double() - exact).abs().max() for y in (plain, decoded))
-    assert 0 < of_decoded < 2 * of_plain + exact.abs().max() * 2**-8

@@ -11,28 +11,26 @@ P = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.flo
 SEEN = torch.tensor([[0], [3]])
 
 
-def check(sampling: Sampling, *rows: list[float]) -> None:
-    expected = torch.tensor(rows, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("sampling", "weights"),
+    [
+        (Sampling(), P.tolist()),
+        (Sampling(temperature=0.5), P.square().tolist()),
+        (Sampling(top_k=2), [[2, 1, 0, 0], [0, 0, 3, 4]]),
+        (Sampling(top_k=9), P.tolist()),
+        (Sampling(top_p=0.7), [[2, 1, 0, 0], [0, 0, 3, 4]]),
+        (Sampling(top_p=0.71), [[2, 1, 0, 0], [0, 2, 3, 4]]),
+        (Sampling(top_p=1e-9), [[1, 0, 0, 0], [0, 0, 0, 1]]),
+        (Sampling(top_p=1.0), P.tolist()),
+        (Sampling(min_p=0.5), [[2, 1, 0, 0], [0, 2, 3, 4]]),
+        # Of the two likeliest, 2/3 and 1/3, 0.6 keeps the first.
+        (Sampling(top_k=2, min_p=0.6), [[1, 0, 0, 0], [0, 0, 3, 4]]),
+    ],
+)
+def test_what_is_kept_is_drawn_in_proportion(sampling, weights):
+    expected = torch.tensor(weights, dtype=torch.float64)
+    expected /= expected.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(sampling.probabilities(P.log(), SEEN), expected)
-
-
-def test_it_is_the_softmax_and_temperature_sharpens_it():
-    check(Sampling(), *P.tolist())
-    # Squares: 0.25, 0.0625, 0.0225, 0.01 over 0.345; 0.01, 0.04, 0.09, 0.16 over 0.3.
-    first = [x / 0.345 for x in (0.25, 0.0625, 0.0225, 0.01)]
-    check(Sampling(temperature=0.5), first, [x / 0.3 for x in (0.01, 0.04, 0.09, 0.16)])
-
-
-def test_top_k_keeps_the_likeliest():
-    check(Sampling(top_k=2), [2 / 3, 1 / 3, 0, 0], [0, 0, 3 / 7, 4 / 7])
-    check(Sampling(top_k=9), *P.tolist())
-
-
-def test_top_p_keeps_the_fewest_that_reach_it():
-    check(Sampling(top_p=0.7), [2 / 3, 1 / 3, 0, 0], [0, 0, 3 / 7, 4 / 7])
-    check(Sampling(top_p=0.71), [2 / 3, 1 / 3, 0, 0], [0, 2 / 9, 3 / 9, 4 / 9])
-    check(Sampling(top_p=1e-9), [1, 0, 0, 0], [0, 0, 0, 1])
-    check(Sampling(top_p=1.0), *P.tolist())
 
 
 def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
@@ -56,12 +54,6 @@ def test_a_logit_of_minus_infinity_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 1.0]])
     assert Sampling().probabilities(logits, SEEN[:1])[0, 1] == 0
     assert Sampling(temperature=0).draw(logits, SEEN[:1], None).item() == 2
-
-
-def test_min_p_keeps_tokens_that_are_likely_relative_to_the_likeliest():
-    check(Sampling(min_p=0.5), [2 / 3, 1 / 3, 0, 0], [0, 2 / 9, 3 / 9, 4 / 9])
-    # Of the two likeliest, 2/3 and 1/3, 0.6 keeps the first.
-    check(Sampling(top_k=2, min_p=0.6), [1, 0, 0, 0], [0, 0, 3 / 7, 4 / 7])
 
 
 def test_the_repetition_penalty_makes_seen_tokens_less_likely():

@@ -27,9 +27,7 @@ def fed(stream: TextStream, ids: list[int]) -> list[str]:
     return [*map(stream.feed, ids), stream.end()]
 
 
-def test_streamed_text_is_the_text_of_all_ids_whatever_bytes_they_make(
-    tokenizer: Tokenizer,
-) -> None:
+def test_streamed_text_is_the_text_of_all_ids_whatever_bytes_they_make(tokenizer):
     draws = np.random.default_rng(0)
     for _ in range(20):
         ids = draws.integers(0, tokenizer.vocab_size, 40)
@@ -38,12 +36,12 @@ def test_streamed_text_is_the_text_of_all_ids_whatever_bytes_they_make(
         assert "".join(emitted) == stream.emitted == tokenizer.decode(ids)
 
 
-def test_a_character_is_emitted_with_its_last_byte() -> None:
+def test_a_character_is_emitted_with_its_last_byte():
     assert fed(TextStream(ByteTokenizer()), list("a≈b".encode())) == ["a", "", "", "≈", "b", ""]
     assert fed(TextStream(ByteTokenizer()), [0x61, 0xE2, 0x89]) == ["a", "", "", "\ufffd"]
 
 
-def test_neither_the_stop_text_nor_what_follows_is_emitted(tokenizer: Tokenizer) -> None:
+def test_neither_the_stop_text_nor_what_follows_is_emitted(tokenizer):
     ids = tokenizer.encode(TEXT + TEXT, "data").tolist()
     for start in range(len(TEXT)):
         for end in range(start + 1, len(TEXT) + 1):
@@ -53,21 +51,19 @@ def test_neither_the_stop_text_nor_what_follows_is_emitted(tokenizer: Tokenizer)
             assert stream.done
 
 
-def test_text_that_only_begins_like_the_stop_text_is_emitted() -> None:
+def test_text_that_only_begins_like_the_stop_text_is_emitted():
     stream = TextStream(ByteTokenizer(), "aab")
     assert fed(stream, list(b"aaac")) == ["", "", "a", "aac", ""]
     assert fed(TextStream(ByteTokenizer(), "aab"), list(b"xaa")) == ["x", "", "", "aa"]
 
 
-def test_only_line_breaks_separate_prompts(tmp_path: Path) -> None:
+def test_only_line_breaks_separate_prompts(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes("a\u2028b\x0cc\r\n\n d\x85\n".encode())
     assert read_prompts(file) == ["a\u2028b\x0cc", " d\x85"]
 
 
-def test_a_prompt_comes_from_an_argument_a_file_or_stdin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_comes_from_an_argument_a_file_or_stdin(tmp_path, monkeypatch):
     file = tmp_path / "prompt.txt"
     file.write_text("π list", encoding="utf-8")
     with file.open() as opened:

@@ -29,7 +29,7 @@ def saved_run(*overrides: str) -> SavedRun:
     [("gqa", "alibi"), ("gqa", "sinusoidal"), ("sliding", "rope"), ("mla", "none")],
 )
 @torch.no_grad()
-def test_a_longer_model_computes_the_same_and_continues(attn: str, position: str) -> None:
+def test_a_longer_model_computes_the_same_and_continues(attn, position):
     saved = saved_run(f"attn={attn}", f"position={position}")
     check_length(saved.cfg, saved.model, LONG)
     model = build_longer(saved, LONG)
@@ -47,23 +47,21 @@ def test_a_longer_model_computes_the_same_and_continues(attn: str, position: str
 @pytest.mark.parametrize(
     ("attn", "windows"), [("attn=sliding", [3, 3]), ("pattern=[sliding,gqa]", [3, None])]
 )
-def test_a_share_of_the_context_stays_the_window_that_was_trained(
-    attn: str, windows: list[int | None]
-) -> None:
+def test_a_share_of_the_context_stays_the_window_that_was_trained(attn, windows):
     model = build_longer(saved_run(attn, "position=rope"), LONG)
     layers = [block.attention for block in model.layers()]
     found = [one.window for one in layers if isinstance(one, SoftmaxAttention)]
     assert found == windows  # 0.25 * 11, rounded up
 
 
-def test_a_stretched_context_keeps_the_one_that_it_was_stretched_from() -> None:
+def test_a_stretched_context_keeps_the_one_that_it_was_stretched_from():
     stretched = ("position=rope", "model.context_length=12", "position.stretch=4.0")
     saved = saved_run(*stretched)
     position = next(m for m in build_longer(saved, LONG).modules() if isinstance(m, RotaryPosition))
     assert (position.original_context, position.stretch, len(position.cos_TR)) == (3, 4.0, LONG)
 
 
-def test_a_longer_model_that_computes_something_else_is_refused() -> None:
+def test_a_longer_model_that_computes_something_else_is_refused():
     saved = saved_run("attn=sliding", "position=rope")
     # As a setting of a user's own that is a share of the context, which nobody knows here.
     changed = replace(saved, cfg=replace(saved.cfg, attn=saved.cfg.attn | {"window": 5}))
@@ -71,7 +69,7 @@ def test_a_longer_model_that_computes_something_else_is_refused() -> None:
         build_longer(changed, LONG)
 
 
-def test_learned_positions_end_with_the_trained_ones() -> None:
+def test_learned_positions_end_with_the_trained_ones():
     saved = saved_run("attn=mha", "position=learned")
     check_length(saved.cfg, saved.model, 11)
     assert build_longer(saved, 11) is saved.model

@@ -17,7 +17,7 @@ from gptattn.machine.ending import as_user_error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
-def test_a_new_peak_begins_where_the_process_is() -> None:
+def test_a_new_peak_begins_where_the_process_is():
     cpu = torch.device("cpu")
     reset_peak_memory(cpu)
     before = peak_memory_mb(cpu)
@@ -28,45 +28,30 @@ def test_a_new_peak_begins_where_the_process_is() -> None:
     assert peak_memory_mb(cpu) < before + 100
 
 
-def test_the_commit_is_that_of_the_source_tree() -> None:
+def test_the_commit_is_that_of_the_source_tree():
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     head = subprocess.run(command, capture_output=True, text=True)
     if head.returncode:
         pytest.skip("this source tree is in no repository")
     commit = git_commit()
-    assert commit is not None
     assert commit.removesuffix("-dirty") == head.stdout.strip()
-
-
-GPU = torch.device("cuda")
 
 
 @pytest.mark.parametrize(
     ("there", "on_cpu", "on_gpu"),
-    [
-        (("gcc",), "C++", None),
-        (("g++",), None, "C"),
-        (("mine",), "C++", None),  # of CC, below
-    ],
+    [("gcc", "C++", None), ("g++", None, "C"), ("mine", "C++", None)],
 )
-def test_what_compiling_lacks_depends_on_the_device(
-    there: tuple[str, ...],
-    on_cpu: str | None,
-    on_gpu: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    for name in there:
-        (tmp_path / name).write_text("")
-        (tmp_path / name).chmod(0o755)
+def test_what_compiling_lacks_depends_on_the_device(there, on_cpu, on_gpu, monkeypatch, tmp_path):
+    (tmp_path / there).write_text("")
+    (tmp_path / there).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", "mine")
     monkeypatch.delenv("CXX", raising=False)
     assert missing_compiler(torch.device("cpu")) == on_cpu
-    assert missing_compiler(GPU) == on_gpu
+    assert missing_compiler(torch.device("cuda")) == on_gpu
 
 
-def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line() -> None:
+def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line():
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(RuntimeError) as error:
@@ -74,6 +59,5 @@ def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     known = as_user_error(error.value)
-    assert known is not None
     assert str(known).startswith("trainer.deterministic: torch's put_ has no ")
     assert known.exit_code == 2

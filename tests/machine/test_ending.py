@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,14 +19,14 @@ def _hangs_up() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def test_a_closed_terminal_ends_a_run_but_not_one_under_nohup() -> None:
+def test_a_closed_terminal_ends_a_run_but_not_one_under_nohup():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert handled_signals() == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert handled_signals() == [signal.SIGINT, signal.SIGTERM]
 
 
-def test_output_to_a_terminal_that_is_gone_raises_nothing_after_the_signal() -> None:
+def test_output_to_a_terminal_that_is_gone_raises_nothing_after_the_signal():
     code = (
         "import os\n"
         "from gptattn.machine.ending import write_stderr\n"
@@ -52,9 +51,7 @@ def test_output_to_a_terminal_that_is_gone_raises_nothing_after_the_signal() -> 
         ("x = 1\ny = (\n", "mine.py:2: SyntaxError: "),
     ],
 )
-def test_an_error_in_code_of_ones_own_names_its_file_and_line(
-    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_code_of_ones_own_names_its_file_and_line(text, said, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)

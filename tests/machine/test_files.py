@@ -2,8 +2,6 @@
 
 import errno
 import os
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -24,22 +22,12 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture
-def no_file_above_a_thousand_bytes() -> Iterator[None]:
-    """A limit of the system, at which writes fail as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(
-    tmp_path: Path, no_file_above_a_thousand_bytes: None
-) -> None:
+@pytest.mark.usefixtures("small_files_only")
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     file = tmp_path / "new" / "a.txt"
     write_atomically(file, lambda target: target.write(b"old"))
-    with pytest.raises(DiskError, match="at least 1,500 bytes are needed and") as error:
-        write_atomically(file, lambda target: target.write(b"x" * 1500))
+    with pytest.raises(DiskError, match="at least 3,000 bytes are needed and") as error:
+        write_atomically(file, lambda target: target.write(b"x" * 3000))
     assert error.value.field == str(file)
     assert error.value.exit_code == 7
 
@@ -55,7 +43,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert file.read_bytes() == b"new"
 
 
-def test_old_files_of_killed_processes_go_and_those_of_others_stay(tmp_path: Path) -> None:
+def test_old_files_of_killed_processes_go_and_those_of_others_stay(tmp_path):
     ours, others = "a.0123456789abcdef.part", ["b.fedcba9876543210.part", "movie.mkv.part"]
     for name in (ours, *others):
         (tmp_path / name).write_text("half")
@@ -74,24 +62,24 @@ def test_old_files_of_killed_processes_go_and_those_of_others_stay(tmp_path: Pat
         (errno.ENOENT, "was removed or moved"),
     ],
 )
-def test_a_disk_that_refuses_is_one_line(code: int, said: str, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_is_one_line(code, said, tmp_path):
     with pytest.raises(DiskError, match=said), explain_disk_errors(tmp_path / "a", lambda: 7):
         raise OSError(code, "refused")
 
 
-def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
+def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path):
     with pytest.raises(ConnectionError), explain_disk_errors(tmp_path / "a", lambda: 7):
         raise ConnectionError(errno.ECONNRESET, "reset")
 
 
-def test_room_is_checked_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp_path: Path) -> None:
+def test_room_is_checked_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp_path):
     place = tmp_path / "a" / "b"
     check_room(place, 1)
     with pytest.raises(DiskError, match="bytes are needed and"):
         check_room(place, free_bytes(place) * 2)
 
 
-def test_a_lock_has_one_holder_and_ends_with_its_block(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder_and_ends_with_its_block(tmp_path):
     file = tmp_path / ".lock"
     assert not is_locked(file)
     with hold_lock(file, "field", "busy"):

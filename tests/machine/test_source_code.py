@@ -36,7 +36,7 @@ def code(target: str = "mine.One") -> dict[str, str]:
     return {name: value for name, value in found.items() if not name.startswith("gptattn.")}
 
 
-def test_a_variant_is_made_of_its_module_and_what_that_imports(package: Path) -> None:
+def test_a_variant_is_made_of_its_module_and_what_that_imports(package):
     # Also by the name under which the package exports it.
     assert set(code("mine.One")) == {"mine.one", "mine.helper", "beside_it"}
     assert code("mine.one.One") == code("mine.One")
@@ -44,7 +44,7 @@ def test_a_variant_is_made_of_its_module_and_what_that_imports(package: Path) ->
     assert "gptattn.attention.variants.gqa" in hash_code(["mine.One"], ["mine"])  # its base class
 
 
-def test_every_run_is_made_of_the_core_and_of_no_other_variant() -> None:
+def test_every_run_is_made_of_the_core_and_of_no_other_variant():
     found = hash_code(["gptattn.attention.GroupedQueryAttention"])
     assert set(source_code.COMMON) <= set(found)
     assert {"gptattn.attention.variants.gqa", "gptattn.attention.core"} <= set(found)
@@ -59,9 +59,7 @@ def test_every_run_is_made_of_the_core_and_of_no_other_variant() -> None:
         ("return x", "return -x", False),
     ],
 )
-def test_comments_docstrings_and_layout_do_not_count(
-    package: Path, old: str, new: str, same: bool
-) -> None:
+def test_comments_docstrings_and_layout_do_not_count(package, old, new, same):
     before = code()
     file = package / "helper.py"
     file.write_text(FILES["helper.py"].replace(old, new))
@@ -76,7 +74,7 @@ def test_comments_docstrings_and_layout_do_not_count(
     assert is_unchanged(before)
 
 
-def test_an_installed_package_counts_by_its_version() -> None:
+def test_an_installed_package_counts_by_its_version():
     found = hash_code(["yaml.nodes.Node"], ["yaml"])  # of the distribution PyYAML
     assert found["yaml"] == f"version {version('PyYAML')}"
     assert not any(name.startswith("yaml.") for name in found)

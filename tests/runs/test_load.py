@@ -8,7 +8,6 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from support import check_job, command, tiny, train
-from torch import Tensor
 
 from gptattn.errors import CheckpointError, NumericError
 from gptattn.model.cost import count_parameters
@@ -18,60 +17,30 @@ from gptattn.runs.load import load_run, refuse_taken, save_model
 from gptattn.settings.construct import ForeignTarget
 from gptattn.training.preflight import ROWS_BYTES, preflight
 
-# Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
-LAYERED = """from gptattn.attention import Attention, GroupedQueryAttention
-
-def by_layer(
-    d_in: int, d_out: int, context_length: int, num_heads: int, dropout: float, layer: int
-) -> Attention:
-    return GroupedQueryAttention(
-        d_in, d_out, context_length, num_heads, 1 if layer < 2 else num_heads, dropout=dropout
-    )
-"""
-# The variant's YAML, without arguments of its own.
-FILE = "_target_: layered_package.by_layer\n"
+# Layers 0 and 1 have one key/value head for all query heads, layer 2 has one for each.
+LAYERS = ("pattern=[mqa,mqa,mha]", "model.num_layers=3")
 
 
-@pytest.fixture
-def layered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The overrides of a run with three layers whose attention differs."""
-    (tmp_path / "layered_package.py").write_text(LAYERED)
-    (tmp_path / "conf" / "attn").mkdir(parents=True)
-    (tmp_path / "conf" / "attn" / "layered.yaml").write_text(FILE)
-    monkeypatch.syspath_prepend(tmp_path)
-    return [
-        f"hydra.searchpath=[file://{tmp_path / 'conf'}]",
-        "attn=layered",
-        "allow_targets=[layered_package]",
-        "model.num_layers=3",
-    ]
-
-
-def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
-    layered: list[str], tmp_path: Path
-) -> None:
-    run = train(tmp_path, *layered)
-    allowed = ["allow_targets=[layered_package]", f"data.path={tmp_path / 'text.txt'}"]
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=6", *allowed) == 0
-    loaded = load_run(run, ["layered_package"])
+def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path):
+    run = train(tmp_path, *LAYERS)
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
+    loaded = load_run(run)
     assert loaded.source.name == "step=6.safetensors"
     sizes = [count_parameters(block.attention) for block in loaded.model.layers()]
-    # q, out and its bias have 2 x 16 x 16 + 16; keys and values are 4, 4 and 16 wide.
-    assert sizes == [656, 656, 1040]
+    # q and out have 2 x (16 + 1) x 16 numbers with their biases; k and v 2 x (16 + 1) x 4, 4, 16.
+    assert sizes == [680, 680, 1088]
     kept = weights_of(read_checkpoint(loaded.source))
     for name, weight in loaded.model.state_dict().items():
         assert torch.equal(weight, kept[name])
     save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
-    again = load_run(tmp_path / "made", ["layered_package"]).model
+    again = load_run(tmp_path / "made").model
     assert torch.equal(again.state_dict()["norm.bias"], loaded.model.state_dict()["norm.bias"])
 
 
-def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(
-    layered: list[str], tmp_path: Path
-) -> None:
-    cfg = check_job(tiny(tmp_path, *layered))
+def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(tmp_path):
+    cfg = check_job(tiny(tmp_path, *LAYERS))
     d, d_mlp, kv = 16, 64, [4, 4, 16]
-    attention = sum(2 * d * d + 2 * d * width + d for width in kv)  # q, out and its bias, k, v
+    attention = sum(2 * (d + 1) * (d + width) for width in kv)  # q, out, k and v, with biases
     others = 3 * (2 * 2 * d + 2 * d * d_mlp + d_mlp + d) + 2 * d
     weights = attention + others + (256 + cfg.model.context_length) * d
     # Weights and AdamW's two averages in 4 bytes each; two validations leave two checkpoints.
@@ -88,7 +57,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> None:
+def test_a_run_folder_allows_itself_no_package(run, tmp_path):
     canary = tmp_path / "canary"
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["attn"] = {"_target_": "subprocess.Popen", "args": ["mkdir", str(canary)]}
@@ -109,9 +78,7 @@ def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("converted", [False, True])
-def test_weights_of_another_model_are_refused(
-    weight: Tensor | None, error: type[Exception], said: str, converted: bool, run: Path
-) -> None:
+def test_weights_of_another_model_are_refused(weight, error, said, converted, run):
     (file,) = RunFolder(run).known_checkpoints()
     content = read_checkpoint(file)
     del content["state_dict"]["model.token_embedding.weight"]
@@ -125,7 +92,7 @@ def test_weights_of_another_model_are_refused(
         load_run(run)
 
 
-def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run: Path) -> None:
+def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run):
     (file,) = RunFolder(run).known_checkpoints()
     file.unlink()
     with pytest.raises(CheckpointError, match=r"^run: .* has no checkpoint; train with"):
@@ -136,7 +103,7 @@ def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run: Pat
 
 
 @pytest.mark.parametrize("holds", ["config.yaml", "config.json", "model.safetensors"])
-def test_a_folder_that_holds_a_model_is_not_written_over(holds: str, tmp_path: Path) -> None:
+def test_a_folder_that_holds_a_model_is_not_written_over(holds, tmp_path):
     refuse_taken(tmp_path)
     (tmp_path / holds).write_bytes(b"mine")
     with pytest.raises(CheckpointError, match=f"^out: .* already holds a {holds}; give another"):

@@ -1,13 +1,8 @@
 """Which classes and functions a config may name, and the arguments that they get."""
 
-from typing import Any
-
 import pytest
-import torch
 
 from gptattn.errors import ConfigError
-from gptattn.settings.build import build_model
-from gptattn.settings.compose import settings
 from gptattn.settings.construct import check_targets, construct, find_target
 
 
@@ -23,13 +18,13 @@ from gptattn.settings.construct import check_targets, construct, find_target
         "gptattn.runs.checkpoint.torch.load",
     ],
 )
-def test_a_target_outside_of_the_package_is_refused(target: str) -> None:
+def test_a_target_outside_of_the_package_is_refused(target):
     with pytest.raises(ConfigError) as error:
         find_target("attn", {"_target_": target}, [])
     assert error.value.field == "attn._target_"
 
 
-def test_a_whole_record_is_searched_for_foreign_targets() -> None:
+def test_a_whole_record_is_searched_for_foreign_targets():
     own = {"_target_": "gptattn.attention.MultiHeadAttention"}
     board = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
     check_targets({"attn": own, "logger": {"csv": board}}, [])
@@ -46,7 +41,7 @@ def needs_all(first: int, second: float = 2.0) -> tuple[int, float]:
     return first, second
 
 
-def test_a_target_gets_its_own_keys_and_the_shared_ones_that_it_takes() -> None:
+def test_a_target_gets_its_own_keys_and_the_shared_ones_that_it_takes():
     spec = {"_target_": f"{__name__}.needs_all", "second": 3}
     assert construct("attn", spec, {"first": 1, "unused": 0}, [__name__.split(".")[0]]) == (1, 3)
 
@@ -61,16 +56,7 @@ def test_a_target_gets_its_own_keys_and_the_shared_ones_that_it_takes() -> None:
         ({"first": 1}, {"second": -1.0}, "attn"),
     ],
 )
-def test_what_a_target_refuses_is_a_mistake_of_the_named_key(
-    keys: dict[str, Any], shared: dict[str, Any], field: str
-) -> None:
+def test_what_a_target_refuses_is_a_mistake_of_the_named_key(keys, shared, field):
     with pytest.raises(ConfigError) as error:
         construct("attn", {"_target_": f"{__name__}.needs_all", **keys}, shared, [__name__])
     assert error.value.field == field
-
-
-def test_layers_share_one_position_and_its_tables() -> None:
-    with torch.device("meta"):
-        model = build_model(settings(["position=rope", "model.num_layers=3"]), 16)
-    positions = {id(block.attention.position) for block in model.layers()}
-    assert len(positions) == 1

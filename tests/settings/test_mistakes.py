@@ -4,7 +4,6 @@ The table is tried on composing and checking alone; tests/cli holds what a comma
 """
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -61,11 +60,9 @@ MISTAKES = {
     "model.mlp=none match=params": r"match: params changes the MLP's width, but model.mlp=none",
     "optim=muon optim.matrices.steps=0": r"optim.matrices.steps: steps=0 is out of range",
     # What cannot be built
-    "model.num_heads=3": r"model.num_heads: num_heads=3 must divide",
     "attn=gqa attn.num_kv_heads=3": r"attn.num_kv_heads: num_kv_heads=3 must divide",
     "attn.d_in=3": r"attn.d_in: comes from the model; set model.d_model instead",
     "model.d_model=65536 model.num_layers=4": r"model: .* use a smaller model",
-    "model.num_heads=16 position=rope": r"model.num_heads: ",
     "attn._target_=os.system": r"attn._target_: os.system is outside of gptattn",
     "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: .* cannot be imported",
     f"attn._target_={__name__}.no_attention": r"attn._target_: is not a gptattn.attention.base.Att",
@@ -73,10 +70,6 @@ MISTAKES = {
     "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
     "tokenizer._target_=gptattn.data.text.PythonDocs": r"tokenizer._target_: is not a gptattn.data",
     "data._target_=gptattn.data.text": r"data._target_: .* is not a class or function",
-    "optim.matrices={_target_:gptattn.optim.muon.choose_polynomials,"
-    "iteration:newton_schulz,steps:2}": (
-        r"optim.matrices._target_: is not a gptattn.optim.matrix_rule.MatrixRule"
-    ),
     # Parts
     "part=[probe_shif]": rf"part: 'probe_shif' is unknown; did you mean probe_shift\? {PARTS}",
     "part=[probe_shift,null]": r"part: does not take \[probe_shift,null\]",
@@ -88,10 +81,6 @@ MISTAKES = {
     ),
     "part=[probe_shift] position=none": (
         r"part: probe_shift cannot be used with position=none: it needs positions"
-    ),
-    "part=[probe_stretch] attn=probe_linear_state": (
-        r"part: attn=probe_linear_state keeps no keys and values of each head that a part could "
-        r"change, so it cannot take probe_stretch"
     ),
     "attn=mla part=[qk_norm,gate]": (
         r"part: attn=mla keeps no keys and values of each head that a part could change, so it "
@@ -116,9 +105,6 @@ MISTAKES = {
     # Tasks
     "tokenizer=byte data=recall sample.tokens=0": r"tokenizer: data=recall has its own ids",
     "data=recall sample.tokens=5": r"sample.tokens: data=recall has no text",
-    "data=recall data.pairs=9": r"model.context_length: 16 is too short for .* 36 ids",
-    "data=recall data.pairs=0": r"data.pairs: pairs=0 is not a positive number",
-    "data=selective_copy data.tokens=9": r"model.context_length: 16 is too short for ",
     # Windows and positions
     "attn.window=17": r"attn.window: window=17 does not fit context_length=16; give 1 to 16",
     "position=rope model.d_model=12": (
@@ -131,14 +117,13 @@ MISTAKES = {
     ),
 }
 DATA_MISTAKES = {
-    "data=text data.path=none.txt": r"data.path: none.txt does not",
     "tokenizer=char sample.prompt=Q": r"sample.prompt: character 'Q' \(U\+0051\), after ''",
     "tokenizer=char tokenizer.characters=Line": r"data: character ' ' \(U\+0020\), after 'Line'",
 }
 
 
 @pytest.mark.parametrize("overrides", [*MISTAKES, *DATA_MISTAKES])
-def test_a_mistake_names_its_field_and_what_would_be_right(overrides: str, tmp_path: Path) -> None:
+def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
     two = () if "num_layers" in overrides else ("model.num_layers=2",)
     with pytest.raises(Exception) as caught:  # noqa: PT011
         check_job(tiny(tmp_path, *MENU, *two, *overrides.split()))
@@ -157,11 +142,11 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides: str, tmp_p
         "budget.steps=null budget.seconds=0.1 attn.scale=0.5",
     ],
 )
-def test_a_value_at_its_limit_is_accepted(overrides: str, tmp_path: Path) -> None:
+def test_a_value_at_its_limit_is_accepted(overrides, tmp_path):
     check_job(tiny(tmp_path, *overrides.split()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_gpu_that_is_not_there_is_named(tmp_path):
     with pytest.raises(Exception, match=r"^trainer: no GPU is visible"):
         check_job([*tiny(tmp_path), "trainer=gpu"])

@@ -28,7 +28,7 @@ class Outer:
 GOOD = {"count": 3, "heat": None, "inner": {"share": 0.5}}
 
 
-def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
+def test_a_record_may_lack_a_setting_that_came_with_a_default():
     @dataclass(frozen=True)
     class Later:
         old: int
@@ -55,7 +55,7 @@ def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
         ({"count": "x"}, "count: Value 'x' of type 'str' could not be converted to Integer"),
     ],
 )
-def test_a_table_is_held_to_its_declaration(change: dict[str, Any], said: str) -> None:
+def test_a_table_is_held_to_its_declaration(change, said):
     check_values(build_dataclass(Outer, GOOD))
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         check_values(build_dataclass(Outer, GOOD | change))
@@ -73,7 +73,7 @@ def numbers(kind: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "one"), numbers(TrainConfig))
-def test_every_number_of_a_run_has_a_range_and_is_held_to_it(name: str, one: Any) -> None:
+def test_every_number_of_a_run_has_a_range_and_is_held_to_it(name, one):
     assert RANGE in one.metadata
     cfg = settings()
     *group, last = name.split(".")

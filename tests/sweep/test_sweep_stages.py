@@ -45,9 +45,7 @@ def seeds_of(folder: Path) -> dict[str, list[int]]:
 # Grids
 
 
-def test_every_variant_of_a_seed_runs_before_the_next_seed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_variant_of_a_seed_runs_before_the_next_seed(tmp_path, capfd):
     launcher = Launcher(lambda cfg: 2.0)
     sweep(tmp_path, launcher, "attn=mha,gqa", "seed=2,1")
     assert launcher.launched == [("mha", 1), ("gqa", 1), ("mha", 2), ("gqa", 2)]
@@ -61,9 +59,7 @@ def test_every_variant_of_a_seed_runs_before_the_next_seed(
     assert not states.going
 
 
-def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(tmp_path, capfd):
     launcher = Launcher(lambda cfg: 2.0)
     for more in ([], [], ["sweep.fresh=true"]):
         sweep(tmp_path, launcher, "attn=mha", *more)
@@ -78,8 +74,8 @@ def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(
     [(5, 5, "it is unlucky"), (RuntimeError("no worker"), 1, "no worker")],
 )
 def test_a_run_that_fails_or_whose_launcher_raises_costs_only_itself_and_is_made_again(
-    fault: int | Exception, code: int, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    fault, code, said, tmp_path, capfd
+):
     unlucky = Launcher(lambda cfg: fault if cfg.variant == "gqa" else 2.0)
     with pytest.raises(SweepError, match="1 of 2 runs failed; the same command") as error:
         sweep(tmp_path, unlucky, "attn=mha,gqa")
@@ -91,9 +87,7 @@ def test_a_run_that_fails_or_whose_launcher_raises_costs_only_itself_and_is_made
     assert lucky.launched == [("gqa", 1)]
 
 
-def test_a_stopped_sweep_says_how_far_it_is(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_sweep_says_how_far_it_is(tmp_path, capfd):
     launcher = Launcher(lambda cfg: KeyboardInterrupt() if cfg.seed == 2 else 2.0)
     with pytest.raises(KeyboardInterrupt):
         sweep(tmp_path, launcher, "attn=mha,gqa", "seed=1,2")
@@ -101,9 +95,7 @@ def test_a_stopped_sweep_says_how_far_it_is(
     assert capfd.readouterr().err == said
 
 
-def test_other_code_text_and_settings_make_new_runs_and_name_the_old(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_other_code_text_and_settings_make_new_runs_and_name_the_old(tmp_path, capfd):
     launcher = Launcher(lambda cfg: 2.0)
     sweep(tmp_path, launcher, "attn=mha")
     (old,) = run_folders(tmp_path)
@@ -131,9 +123,7 @@ def test_other_code_text_and_settings_make_new_runs_and_name_the_old(
     assert launcher.launched == [("mha", 1)]
 
 
-def test_a_run_that_was_begun_is_resumed_unless_it_would_fail_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_was_begun_is_resumed_unless_it_would_fail_again(tmp_path, capfd):
     sweep(tmp_path, Launcher(lambda cfg: 2.0), "attn=mha")
     (run,) = run_folders(tmp_path)
     (run / "summary.json").unlink()
@@ -155,7 +145,7 @@ def test_a_run_that_was_begun_is_resumed_unless_it_would_fail_again(
     assert "1 run, 1 to resume" in capfd.readouterr().out
 
 
-def test_a_run_that_was_extended_is_done_as_its_first_budget_made_it(tmp_path: Path) -> None:
+def test_a_run_that_was_extended_is_done_as_its_first_budget_made_it(tmp_path):
     launcher = Launcher(lambda cfg: 2.0)
     sweep(tmp_path, launcher, "attn=mha")
     extend(run_folders(tmp_path)[0])
@@ -176,16 +166,14 @@ def extend(run: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-def test_variants_are_overrides_that_belong_together_and_equal_runs_count_once(
-    tmp_path: Path,
-) -> None:
+def test_variants_are_overrides_that_belong_together_and_equal_runs_count_once(tmp_path):
     launcher = Launcher(lambda cfg: 2.0)
     both = ["attn=mha", "attn=mha position=rope", "attn=mqa part=[sink, gate]"]
     sweep(tmp_path, launcher, "block=llama", variants=both)
     assert launcher.launched == [("mha", 1), ("mqa+sink+gate", 1)]
 
 
-def test_a_ladder_trains_every_variant_at_every_size(tmp_path: Path) -> None:
+def test_a_ladder_trains_every_variant_at_every_size(tmp_path):
     launcher = Launcher(lambda cfg: 2.0)
     sizes = ("ladder.sizes=[8x1,16x2]", "ladder.tokens_per_parameter=0.01")
     sweep(tmp_path, launcher, "attn=mha,mqa", *sizes)
@@ -198,9 +186,7 @@ def test_a_ladder_trains_every_variant_at_every_size(tmp_path: Path) -> None:
 # A learning rate for each variant
 
 
-def test_each_variant_runs_at_the_rate_with_its_lowest_loss(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_variant_runs_at_the_rate_with_its_lowest_loss(tmp_path, capfd):
     best = {"mha": 2e-3, "gqa": 1e-3}
     launcher = Launcher(lambda cfg: 1.0 if cfg.optim.lr == best[cfg.variant] else 1.5)
     sweep(tmp_path, launcher, "attn=mha,gqa", tune=TUNE)
@@ -217,8 +203,8 @@ def test_each_variant_runs_at_the_rate_with_its_lowest_loss(
 
 
 def test_a_variant_of_which_a_trial_fails_waits_and_one_that_diverges_there_has_lost(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capfd
+):
     def outcome(cfg: TrainConfig) -> float | int:
         if cfg.optim.lr == 2e-3:
             return {"mha": 5, "gqa": 1}[cfg.variant]
@@ -234,7 +220,7 @@ def test_a_variant_of_which_a_trial_fails_waits_and_one_that_diverges_there_has_
     assert "attn=gqa skipped: not all of its learning rates are known" in out
 
 
-def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path: Path) -> None:
+def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path):
     launcher = Launcher(lambda cfg: 5)
     for _ in range(2):
         with pytest.raises(SweepError, match="diverged at every learning rate") as error:
@@ -243,9 +229,7 @@ def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path
     assert len(launcher.launched) == 2  # what has diverged is not tried again
 
 
-def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(tmp_path, capfd):
     launcher = Launcher(lambda cfg: 1.2 if cfg.optim.lr == 2e-3 else 1.5)
 
     def rates_after(*rates: float) -> set[tuple[int, str]]:
@@ -268,8 +252,8 @@ def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(
 
 
 def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_the_most(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capfd
+):
     launcher = spread(0.02)
     sweep(tmp_path, launcher, "attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")
     found = seeds_of(tmp_path)
@@ -285,7 +269,7 @@ def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_
 
 
 @pytest.mark.slow
-def test_a_second_stage_never_passes_for_a_first(tmp_path: Path) -> None:
+def test_a_second_stage_never_passes_for_a_first(tmp_path):
     """Nor when the sweep was killed in its second stage, and is typed with all those seeds."""
     launcher = spread(0.02)
     real = launcher.outcome
@@ -308,9 +292,7 @@ def test_a_second_stage_never_passes_for_a_first(tmp_path: Path) -> None:
     assert seeds_of(tmp_path) == done
 
 
-def test_what_needs_more_than_max_seeds_is_not_begun(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_needs_more_than_max_seeds_is_not_begun(tmp_path, capfd):
     launcher = spread(0.02)
     sweep(tmp_path, launcher, "attn=mha,gqa", FIRST, "sweep.until=0.005", "sweep.max_seeds=9")
     assert len(launcher.launched) == 10
@@ -319,9 +301,7 @@ def test_what_needs_more_than_max_seeds_is_not_begun(
 
 
 @pytest.mark.slow
-def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(tmp_path, capfd):
     launcher = spread(0.02, unlucky=(("mqa", 3), ("gqa", 7)))
     with pytest.raises(SweepError, match="2 of 21 runs failed"):
         sweep(tmp_path, launcher, "attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")
@@ -331,7 +311,7 @@ def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(
 
 
 @pytest.mark.slow
-def test_further_seeds_run_at_the_best_rate_and_leave_the_tuning_seed_out(tmp_path: Path) -> None:
+def test_further_seeds_run_at_the_best_rate_and_leave_the_tuning_seed_out(tmp_path):
     launcher = spread(0.02)
     real = launcher.outcome
     launcher.outcome = lambda cfg: 1.0 if cfg.optim.lr == 2e-3 and cfg.seed == 6 else real(cfg)

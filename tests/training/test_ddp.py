@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from interrupted import fingerprint
-from support import losses, rows, summary, tiny, train
+from support import check_job, losses, rows, summary, tiny, train
 
 from gptattn.data.sampler import rows_of
-from gptattn.runs.checkpoint import read_checkpoint
-from gptattn.runs.folder import RunFolder
+from gptattn.errors import ConfigError
+from gptattn.runs.load import load_run
 
 TRAIN = Path(__file__).parents[2] / "train.py"
 SHARED = (
@@ -31,10 +31,6 @@ SHARED = (
 )
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(RunFolder(run).known_checkpoints()[0])["state_dict"]
-
-
 def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     """Start a training command in the folder."""
     folder.mkdir(exist_ok=True)
@@ -47,7 +43,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:
+def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path):
     one = train(tmp_path / "one", *SHARED)
     folder = tmp_path / "two"
     assert start(folder, *tiny(folder, *SHARED, "trainer.devices=2")).wait() == 0
@@ -55,9 +51,8 @@ def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -
     for (step, loss), (same, expected) in zip(losses(two), losses(one), strict=True):
         assert step == same
         assert loss == pytest.approx(expected, rel=0, abs=1e-5)
-    theirs = weights(one)
-    for name, tensor in weights(two).items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5, msg=name)
+    weights = [load_run(run).model.state_dict() for run in (two, one)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
     kinds = [(row["step"], sorted(row.keys() - {"step", "time"})) for row in rows(two)]
     assert kinds == [(row["step"], sorted(row.keys() - {"step", "time"})) for row in rows(one)]
     assert len(list(two.glob("events.out.*"))) == 1
@@ -65,7 +60,7 @@ def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path: Path) -> None:
+def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path):
     own = ("trainer.devices=2", "model.dropout=0.2", "budget.steps=100", "sample.tokens=0")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert start(whole, *tiny(whole, *SHARED, *own)).wait() == 0
@@ -81,7 +76,7 @@ def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path: Path) -> None:
+def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path):
     own = ("trainer.devices=2", "budget.steps=null", "budget.seconds=1", "validation.count=4")
     assert start(tmp_path, *tiny(tmp_path, *SHARED, *own)).wait() == 0
     validated = [row for row in rows(tmp_path / "run") if "val/loss" in row]
@@ -89,8 +84,16 @@ def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path: Path) 
     assert validated[-1]["progress/seconds"] >= 1
 
 
+def test_the_processes_are_those_that_torchrun_has_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert check_job(tiny(tmp_path, "trainer.devices=auto")).trainer.processes == 2
+    with pytest.raises(ConfigError, match="2 processes have been started on this machine"):
+        check_job(tiny(tmp_path, "trainer.devices=1"))
+
+
 @pytest.mark.parametrize(("size", "accumulate"), [(1, 1), (2, 1), (2, 3), (3, 2)])
-def test_processes_share_each_micro_batch_in_order(size: int, accumulate: int) -> None:
+def test_processes_share_each_micro_batch_in_order(size, accumulate):
     parts = [rows_of(12, accumulate, rank, size) for rank in range(size)]
     micro = [part.reshape(accumulate, -1) for part in parts]
     for i, expected in enumerate(np.split(np.arange(12), accumulate)):

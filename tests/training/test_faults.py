@@ -3,8 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
+import re
 
 import pytest
 import torch
@@ -20,11 +19,8 @@ from gptattn.training.module import LanguageModel
 
 
 def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_removed(
-    whole: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    whole, tmp_path, monkeypatch, capfd
+):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 5, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
@@ -47,9 +43,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
     assert not list(run.rglob("*.part"))
 
 
-def test_with_no_good_checkpoint_a_run_does_not_go_on(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_with_no_good_checkpoint_a_run_does_not_go_on(tmp_path, capfd):
     run = train(tmp_path, *SIX)
     for path in RunFolder(run).known_checkpoints():
         path.write_bytes(path.read_bytes()[:100])
@@ -69,46 +63,26 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
 # NaN and Inf
 
 
-def test_a_weight_that_is_not_finite_reaches_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    validation_epoch_end = LanguageModel.on_validation_epoch_end
+@pytest.mark.parametrize(
+    ("method", "step", "ruined", "said"),
+    [
+        ("on_validation_epoch_end", 4, "data", r"weight model\..* is not finite after step 4"),
+        ("on_before_optimizer_step", 3, "grad", r"train/grad_norm: is inf at step 4"),
+    ],
+)
+def test_what_is_not_finite_ends_the_run_and_reaches_no_checkpoint(
+    method, step, ruined, said, tmp_path, monkeypatch, capfd
+):
+    def ruin(module: LanguageModel) -> None:
+        getattr(next(module.model.parameters()), ruined).view(-1)[3] = torch.inf
 
-    def poisoned(self: LanguageModel) -> None:
-        validation_epoch_end(self)
-        if self.global_step == 4:
-            with torch.no_grad():
-                next(self.model.parameters()).view(-1)[3] = float("inf")
-
-    monkeypatch.setattr(LanguageModel, "on_validation_epoch_end", poisoned)
+    once(monkeypatch, method, step, ruin)
     assert command(tmp_path, *begun(tmp_path, "sample.tokens=0")) == 5
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("error: weight model.")
-    assert "is not finite after step 4" in line
+    assert re.match(f"error: {said}", capfd.readouterr().err.splitlines()[-1])
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before_step = LanguageModel.on_before_optimizer_step
-
-    def poisoned(self: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
-        gradient = next(self.model.parameters()).grad
-        assert gradient is not None
-        if self.global_step == 3:
-            gradient.view(-1)[1] = float("inf")
-        before_step(self, optimizer)
-
-    monkeypatch.setattr(LanguageModel, "on_before_optimizer_step", poisoned)
-    assert command(tmp_path, *begun(tmp_path)) == 5
-    assert "error: train/grad_norm: is inf at step 4" in capfd.readouterr().err
-    assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path, capfd):
     own = ("optim.lr=1e30", "optim.warmup_fraction=0", "validation.count=4")
     assert command(tmp_path, *tiny(tmp_path, *own)) == 5
     (line,) = capfd.readouterr().err.splitlines()
@@ -122,9 +96,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
 # Two writers
 
 
-def test_a_run_that_is_written_is_not_resumed_by_another(
-    stopped: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_written_is_not_resumed_by_another(stopped, capfd):
     with RunFolder(stopped / "run").lock():
         before = content(stopped / "run")
         assert command(stopped, "resume=run") == 6
@@ -133,33 +105,28 @@ def test_a_run_that_is_written_is_not_resumed_by_another(
     assert line.startswith("error: resume: another process is writing to run; ")
 
 
-@pytest.mark.parametrize("is_locked", [True, False])
-def test_a_second_start_in_a_folder_writes_nothing(
-    is_locked: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_start_in_a_folder_writes_nothing(tmp_path, capfd):
     run = tmp_path / "run"
-    with RunFolder(run).lock() if is_locked else contextlib.nullcontext():
-        if not is_locked:
-            run.mkdir()
-            (run / "config.yaml").write_text("seed: 1\n")
+    with RunFolder(run).lock():
         before = content(run)
-        assert command(tmp_path, *begun(tmp_path, "seed=2")) == 6
-        after = content(run)
-        after.pop(run / ".lock", None)
-        before.pop(run / ".lock", None)
-        assert after == before
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: run_dir: ")
+        assert command(tmp_path, *begun(tmp_path)) == 6
+        assert content(run) == before
+    (run / "config.yaml").write_text("seed: 1\n")
+    before = content(run)
+    assert command(tmp_path, *begun(tmp_path, "seed=2")) == 6
+    assert content(run) == before
+    for line in capfd.readouterr().err.splitlines():
+        assert line.startswith("error: run_dir: ")
 
 
 # What vanishes
 
 
 def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     run = tmp_path / "run"
-    once(monkeypatch, "training_step", 3, lambda: run.rename(tmp_path / "moved"))
+    once(monkeypatch, "training_step", 3, lambda _: run.rename(tmp_path / "moved"))
     assert command(tmp_path, *begun(tmp_path)) == 7
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: run: was removed or moved during the run; ")
@@ -168,8 +135,8 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
 
 
 def test_a_run_whose_rows_are_gone_says_what_is_missing_when_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     file = tmp_path / "run" / "metrics.jsonl"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
@@ -183,9 +150,7 @@ def test_a_run_whose_rows_are_gone_says_what_is_missing_when_it_goes_on(
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
 
 
-def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(tmp_path, capfd):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):

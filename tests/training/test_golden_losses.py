@@ -18,7 +18,6 @@ from support import series, train
 from torch.nn.functional import cross_entropy
 
 from gptattn.data.sampler import ValidationSet
-from gptattn.data.tokens import TokenData
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_data
 
@@ -44,7 +43,6 @@ def loss_from_checkpoint(run: Path) -> float:
     """The validation loss of a fresh model with the weights of the run, in float64."""
     saved = load_run(run)
     data = build_data(saved.cfg)
-    assert isinstance(data, TokenData)
     nats, count = 0.0, 0
     with torch.no_grad():
         for ids, targets in ValidationSet(data.val[:], batch_size=3, context_length=16):
@@ -57,8 +55,8 @@ def loss_from_checkpoint(run: Path) -> float:
 
 @pytest.mark.parametrize("variant", menu("attn") if WRITES else KNOWN)
 def test_the_losses_of_a_short_run_are_those_that_they_were_and_a_checkpoint_has_the_last(
-    variant: str, tmp_path: Path
-) -> None:
+    variant, tmp_path
+):
     run = train(tmp_path, *RUN, f"attn={variant}")
     found = {name: [loss for _, loss in series(run, name)] for name in ("train/loss", "val/loss")}
     assert loss_from_checkpoint(run) == pytest.approx(found["val/loss"][-1], abs=1e-5)

@@ -1,9 +1,7 @@
 """Trackers are Lightning loggers that the settings name."""
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 from lightning.pytorch.loggers import Logger
 from support import command, rows, tiny, train
 
@@ -37,7 +35,7 @@ class Kept(Logger):
 PROBE = (f"+logger.kept._target_={__name__}.Kept", f"allow_targets=[{__name__}]")
 
 
-def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows(tmp_path: Path) -> None:
+def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows(tmp_path):
     LOGGED.clear()
     own = ("+logger.kept.name='{variant} of {experiment}'", "+logger.kept.tags.seed='{seed}'")
     run = train(tmp_path, *PROBE, *own)
@@ -52,15 +50,13 @@ def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows(tmp_path: Path
     assert logged == numbers
 
 
-def test_lightnings_csv_logger_writes_beside_the_record(tmp_path: Path) -> None:
+def test_lightnings_csv_logger_writes_beside_the_record(tmp_path):
     run = train(tmp_path, "logger=[csv]")
     (table,) = (run / "trackers").rglob("metrics.csv")
     assert "val/loss" in table.read_text().splitlines()[0].split(",")
 
 
-def test_a_tracker_that_cannot_be_opened_ends_the_run_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_cannot_be_opened_ends_the_run_in_one_line(tmp_path, capfd):
     broken = (*PROBE, "+logger.kept.name=x", "+logger.kept.opens=false")
     assert command(tmp_path, *tiny(tmp_path, *broken)) == 2
     assert capfd.readouterr().err.splitlines() == [

@@ -2,21 +2,19 @@
 
 import json
 import math
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from building import PROBE_CONFIGS
-from support import Call, check_job, losses, rows, series, summary, tiny, train
+from support import check_job, rows, series, summary, tiny, train
 from torch import Tensor
 
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
-from gptattn.settings.identity import RESULT, meaning
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 16  # the context of a tiny run
@@ -42,24 +40,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held_out(run: Path) -> tuple[SavedRun, TokenData]:
     saved = load_run(run)
     data = build_data(saved.cfg, saved.tokenizer)
-    assert isinstance(data, TokenData)
     return saved, data
 
 
-def apart(ids: Tensor, numbers: Tensor) -> list[slice]:
+def find_documents(numbers: Tensor) -> list[slice]:
     """Where each document of a row begins and ends."""
-    lengths = [len(list(group)) for _, group in groupby(numbers.tolist())]
-    ends = torch.tensor(lengths).cumsum(0).tolist()
-    return [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+    lengths = numbers.unique_consecutive(return_counts=True)[1]
+    ends = lengths.cumsum(0)
+    return [*map(slice, (ends - lengths).tolist(), ends.tolist())]
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_documents_in_rows_of_their_own(run: Path) -> None:
+def test_the_loss_is_that_of_documents_in_rows_of_their_own(run):
     saved, data = held_out(run)
     nats, count = 0.0, 0
     for batch in data.validation(4, T):
         for ids, targets, numbers in zip(*batch, strict=True):
-            for part in apart(ids, numbers):
+            for part in find_documents(numbers):
                 logits = saved.model(ids[part][None])[0]
                 nats += F.cross_entropy(logits, targets[part], reduction="sum").item()
                 count += part.stop - part.start
@@ -70,14 +67,13 @@ def test_the_loss_is_that_of_documents_in_rows_of_their_own(run: Path) -> None:
 
 
 @torch.no_grad()
-def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
+def test_figures_of_heads_are_those_of_each_document(run):
     saved, data = held_out(run)
     ids, numbers = data.opening(T, 512)
-    assert numbers is not None
     assert numbers.max() > 3
     found: dict[str, list[Tensor]] = {"entropy": [], "sink": []}
     for row, own in zip(ids, numbers, strict=True):
-        for part in apart(row, own):
+        for part in find_documents(own):
             (w_1HTT,) = saved.model.attention_weights(row[part][None])
             w_HTT = w_1HTT[0, :, 1:].double()
             found["entropy"].append(torch.special.entr(w_HTT).sum(-1))
@@ -89,16 +85,7 @@ def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
         assert told == pytest.approx(mean_H.tolist(), rel=1e-4)
 
 
-def test_it_is_another_run_than_without(run: Path, tmp_path: Path) -> None:
-    assert meaning("data.mask_documents") == RESULT  # and with that named
-    plain = train(tmp_path, *books(tmp_path, "data.mask_documents=false", "sample.tokens=0"))
-    assert losses(plain) != losses(run)
-    assert summary(plain)["data"]["text_sha256"] == summary(run)["data"]["text_sha256"]
-
-
-def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(
-    run: Path, call: Call
-) -> None:
+def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(run, call):
     assert call("evaluate", f"run={run}", f"lengths=[{T}]")[0] == 0
     found = json.loads((run / "evaluation.json").read_text())["lengths"][str(T)]
     saved, data = held_out(run)
@@ -125,7 +112,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_what_cannot_be_kept_apart_is_refused_in_one_line(override: str, tmp_path: Path) -> None:
+def test_what_cannot_be_kept_apart_is_refused_in_one_line(override, tmp_path):
     given = tiny(tmp_path, *books(tmp_path, override.format(text=tmp_path / "text.txt")))
     with pytest.raises(ConfigError, match=f"^data.mask_documents: {REFUSED[override]}$"):
         check_job([*given, *(MENU if "probe" in override else ())])

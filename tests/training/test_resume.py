@@ -1,16 +1,13 @@
 """A run that was stopped or killed resumes as if nothing had happened."""
 
 import signal
-from collections.abc import Callable
-from pathlib import Path
 from typing import Unpack
 
 import pytest
 import torch
-from interrupted import SIX, begun, crash, fingerprint, names, once, sent, steps_kept
+from interrupted import SIX, begun, crash, fingerprint, once, sent, steps_kept
 from support import command, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.attention.softmax import Projected
@@ -18,7 +15,7 @@ from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
 
 
-def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:
+def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path):
     run = train(tmp_path, *SIX)
     before = fingerprint(run)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -34,9 +31,7 @@ def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("variant", ["cross_layer", "gated_deltanet"])
-def test_a_run_that_died_goes_on_bit_for_bit(
-    variant: str, whole: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_died_goes_on_bit_for_bit(variant, whole, tmp_path, monkeypatch):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path, f"attn={variant}")) == 1
@@ -47,7 +42,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole(variant)
     assert summary(run)["steps"] == 6
-    assert names(run) == ["step=4.safetensors", "step=6.safetensors"]
+    assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
     # TensorBoard shows each point once.
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     for tag in ("train/loss", "val/loss", "cost/params"):
@@ -67,14 +62,8 @@ STOPS = [
 
 @pytest.mark.parametrize(("method", "step", "number"), STOPS)
 def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
-    method: str,
-    step: int,
-    number: signal.Signals,
-    whole: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    method, step, number, whole, tmp_path, monkeypatch, capfd
+):
     run = tmp_path / "run"
     taken = step + (method == "training_step")
     once(monkeypatch, method, step, sent(number))
@@ -90,12 +79,9 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
-    whole: Callable[[str], str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def twice() -> None:
+    whole, tmp_path, monkeypatch, capfd
+):
+    def twice(_: object) -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
@@ -110,25 +96,21 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_a
     assert fingerprint(tmp_path / "run") == whole("mha")
 
 
-def test_a_run_that_died_before_its_summary_gets_one(
-    whole: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_run_that_died_before_its_summary_gets_one(whole, tmp_path):
     run = train(tmp_path, *SIX)
-    result = summary(run)["metrics"]
+    before = summary(run)["metrics"]
     (run / "summary.json").unlink()
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole("mha")
-    assert summary(run)["metrics"]["val/loss"] == result["val/loss"]
-    assert summary(run)["metrics"]["train/loss"] == result["train/loss"]
+    after = summary(run)["metrics"]
+    assert all(after[name] == before[name] for name in ("val/loss", "train/loss"))
 
 
 # Ways of training
 
 
 class Unusual(MultiHeadAttention):
-    """Has a parameter whose memory is not in the order of its elements, and buffers that are kept:
-    a mask, a mask of -inf, numbers.
-    """
+    """Has a weight whose memory is not in the order of its elements, and -inf in a buffer."""
 
     def __init__(
         self,
@@ -139,14 +121,8 @@ class Unusual(MultiHeadAttention):
         **projected: Unpack[Projected],
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, **projected)
-        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, d_in * 3).view(d_in, 3).T)
-        mask = torch.ones(context_length, context_length, dtype=torch.bool).triu(1)
-        self.register_buffer("mask", mask)
-        self.register_buffer("minus", torch.zeros(mask.shape).masked_fill(mask, -torch.inf))
-        self.register_buffer("order", torch.arange(context_length))
-
-    def forward(self, x_BTE, cache=None, shared=None):  # type: ignore[no-untyped-def]
-        return super().forward(x_BTE * self.gain.square().sum(0), cache, shared)
+        self.W_key.weight.data = self.W_key.weight.data.T.contiguous().T
+        self.register_buffer("mask", torch.full((context_length,) * 2, -torch.inf).triu(1))
 
 
 ALLOWED = f"allow_targets=[{__name__}]"
@@ -164,9 +140,7 @@ ALLOWED = f"allow_targets=[{__name__}]"
         pytest.param(["optim=muon", "optim.decay=linear"], marks=pytest.mark.slow),
     ],
 )
-def test_other_ways_of_training_go_on_bit_for_bit_too(
-    how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_ways_of_training_go_on_bit_for_bit_too(how, tmp_path, monkeypatch):
     whole = train(tmp_path / "whole", *SIX, *how, ALLOWED)
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path, *how, ALLOWED)) == 1
@@ -174,14 +148,12 @@ def test_other_ways_of_training_go_on_bit_for_bit_too(
     assert fingerprint(tmp_path / "run") == fingerprint(whole)
 
 
-def test_a_budget_in_seconds_goes_on_counting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = ("budget.steps=null", "budget.seconds=0.1", "log_every=1")
+def test_a_budget_in_seconds_goes_on_counting(tmp_path, monkeypatch):
+    seconds = ("budget.steps=null", "budget.seconds=0.5", "log_every=1")
     once(monkeypatch, "training_step", 1, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path, *seconds)) == 143
     before = dict(series(tmp_path / "run", "progress/seconds"))[2]
     assert command(tmp_path, "resume=run") == 0
     after = [value for _, value in series(tmp_path / "run", "progress/seconds")]
     assert after == sorted(after)
-    assert before < 0.1 <= after[-1]
+    assert before < 0.5 <= after[-1]

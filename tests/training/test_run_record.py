@@ -2,7 +2,11 @@
 
 import math
 import re
+import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +15,13 @@ from support import TEXT, config, rows, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+import gptattn.training.preflight
+import gptattn.training.run
+from gptattn.compare.finished_runs import read_runs
+from gptattn.data.run_data import RunData
+from gptattn.machine.device import peak_memory_mb
+from gptattn.settings.build import build_data
 
 TRAIN_METRICS = {
     "train/loss",
@@ -32,14 +43,14 @@ COSTS = {
 
 
 @pytest.fixture
-def run(runs: dict[str, Path]) -> Path:
-    return runs["gqa"]
+def run(runs: Callable[[str], Path]) -> Path:
+    return runs("gqa")
 
 
 # The record
 
 
-def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
+def test_a_run_folder_holds_its_record_and_nothing_else(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     event_files = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(event_files) == 1
@@ -58,7 +69,7 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
     assert all(re.match("[0-9a-f]{32}", path.name) for path in (folder / "cache").iterdir())
 
 
-def test_the_config_is_plain_resolved_yaml(run: Path) -> None:
+def test_the_config_is_plain_resolved_yaml(run):
     text = (run / "config.yaml").read_text(encoding="utf-8")
     settings = config(run)
     assert "${" not in text
@@ -70,7 +81,7 @@ def test_the_config_is_plain_resolved_yaml(run: Path) -> None:
     assert settings["choices"]["position"] == "learned"
 
 
-def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run: Path) -> None:
+def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run):
     steps = [row["step"] for row in rows(run)]
     assert steps == sorted(steps)
     for name in TRAIN_METRICS:
@@ -83,7 +94,7 @@ def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run: Path) -> No
     assert all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
 
 
-def test_progress_counts_tokens_and_flops(run: Path) -> None:
+def test_progress_counts_tokens_and_flops(run):
     per_token = summary(run)["metrics"]["cost/flops_per_token"]
     tokens = [4 * 16 * step for step in (1, 2, 3, 4)]
     assert sorted({value for _, value in series(run, "progress/tokens")}) == tokens
@@ -95,7 +106,7 @@ def test_progress_counts_tokens_and_flops(run: Path) -> None:
     assert seconds[0] > 0
 
 
-def test_the_summary_is_complete(run: Path) -> None:
+def test_the_summary_is_complete(run):
     record = summary(run)
     assert record["status"] == "done"
     assert (record["variant"], record["seed"]) == (run.parents[2].name, 1)
@@ -114,16 +125,14 @@ def test_the_summary_is_complete(run: Path) -> None:
     assert environment["libraries"]["torch"] == torch.__version__
 
 
-def test_the_summary_ends_with_the_last_rows(run: Path) -> None:
+def test_the_summary_ends_with_the_last_rows(run):
     metrics = summary(run)["metrics"]
-    for name in ("train/loss", "train/lr", "val/loss", "val/perplexity", "val/bits_per_byte"):
-        assert metrics[name] == series(run, name)[-1][1]
-    for name in ("perf/tokens_per_s", "perf/step_ms", "perf/mfu"):
+    for name in (VAL_METRICS | TRAIN_METRICS) - {"train/grad_norm", "perf/peak_memory_training_mb"}:
         assert metrics[name] == series(run, name)[-1][1]
     assert metrics["perf/tokens_per_s"] == pytest.approx(64 / (metrics["perf/step_ms"] / 1e3))
 
 
-def test_perplexity_and_bits_per_byte_follow_from_the_loss(run: Path) -> None:
+def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
     for row in rows(run):
         if "val/loss" in row:
             assert row["val/perplexity"] == pytest.approx(2.718281828459045 ** row["val/loss"])
@@ -132,7 +141,7 @@ def test_perplexity_and_bits_per_byte_follow_from_the_loss(run: Path) -> None:
             assert row["val/bits_per_byte"] == pytest.approx(bits)
 
 
-def test_bits_per_byte_counts_bytes_where_tokens_are_characters(tmp_path: Path) -> None:
+def test_bits_per_byte_counts_bytes_where_tokens_are_characters(tmp_path):
     run = train(tmp_path, "tokenizer=char", "budget.steps=1", "validation.fraction=0.5")
     tail = TEXT[len(TEXT) - round(len(TEXT) / 2) :]
     assert len(tail.encode()) > len(tail)
@@ -149,7 +158,7 @@ def events(run: Path) -> EventAccumulator:
 # TensorBoard
 
 
-def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
+def test_tensorboard_shows_the_scalars_of_the_record(run):
     shown = events(run)
     # TensorBoard has each value of metrics.jsonl, in the same order, the costs at step 0.
     for tag in TRAIN_METRICS | VAL_METRICS | COSTS:
@@ -160,7 +169,7 @@ def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
     assert set(shown.Tags()["scalars"]) == recorded
 
 
-def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run: Path) -> None:
+def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run):
     shown = events(run)
     (event,) = shown.Tensors("custom_scalars__config__")
     (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
@@ -182,28 +191,68 @@ def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run: Path)
         assert text  # the first words of the held-out text, then 4 generated tokens
 
 
-def hparams(run: Path) -> tuple[dict[str, type], set[str], int]:
+def hparams(run: Path) -> tuple[dict[str, str], set[str], int]:
     """(hyperparameter -> type, the metric tags, the session's status)."""
     metadata = events(run).summary_metadata
-    found = {}
-    for tag in metadata:
-        if tag.startswith("_hparams_/"):
-            data = HParamsPluginData.FromString(metadata[tag].plugin_data.content)
-            found[tag] = getattr(data, data.WhichOneof("data"))
-    start = found["_hparams_/session_start_info"].hparams
-    types = {key: value.WhichOneof("kind") for key, value in start.items()}
-    tags = {info.name.tag for info in found["_hparams_/experiment"].metric_infos}
-    return types, tags, found["_hparams_/session_end_info"].status
+    experiment, start, end = (
+        HParamsPluginData.FromString(metadata[f"_hparams_/{name}"].plugin_data.content)
+        for name in ("experiment", "session_start_info", "session_end_info")
+    )
+    given = start.session_start_info.hparams
+    types = {key: value.WhichOneof("kind") for key, value in given.items()}
+    tags = {info.name.tag for info in experiment.experiment.metric_infos}
+    return types, tags, end.session_end_info.status
 
 
-def test_every_run_has_the_same_hyperparameters_and_metrics(runs: dict[str, Path]) -> None:
-    types, tags, status = hparams(runs["gqa"])
+def test_every_run_has_the_same_hyperparameters_and_metrics(runs):
+    types, tags, status = hparams(runs("gqa"))
     assert types["attn"] == "string_value"
     assert types["seed"] == "number_value"
     assert {"val/loss", "perf/tokens_per_s", "cost/params"} <= tags
     assert tags <= TRAIN_METRICS | VAL_METRICS | COSTS
     assert "hp_metric" not in tags
     assert status == 1  # success
-    assert hparams(runs["mla"]) == (types, tags, status)
-    first, other = (summary(runs[variant])["hyperparameters"] for variant in ("gqa", "mla"))
+    assert hparams(runs("mla")) == (types, tags, status)
+    first, other = (summary(runs(variant))["hyperparameters"] for variant in ("gqa", "mla"))
     assert list(first) == list(other)
+
+
+# Figures of speed and memory
+
+
+def test_an_mfu_above_one_is_null_in_the_record_and_left_out_elsewhere(
+    tmp_path, monkeypatch, capfd
+):
+    # A device whose measured rate is one FLOP per second.
+    monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", lambda *_: 1.0)
+    run = train(tmp_path)
+    assert [value for _, value in series(run, "perf/mfu")] == [None] * 5
+    assert ["perf/mfu", "null"] in [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert summary(run)["metrics"]["perf/mfu"] is None
+    shown = events(run).Tags()["scalars"]
+    assert "perf/tokens_per_s" in shown
+    assert "perf/mfu" not in shown
+    (known,), passed_over = read_runs([run])
+    assert passed_over == []
+    assert "perf/mfu" not in known.metrics
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
+def test_the_peak_is_that_of_training_without_what_loading_took(tmp_path, monkeypatch):
+    while_loading = 0.0
+
+    def hungry(*given: Any) -> RunData:
+        nonlocal while_loading
+        block = b"x" * 300_000_000
+        while_loading = peak_memory_mb(torch.device("cpu"))
+        del block
+        return build_data(*given)
+
+    monkeypatch.setattr(gptattn.training.preflight, "build_data", hungry)
+    run = train(tmp_path)
+    metrics = summary(run)["metrics"]
+    assert metrics["perf/peak_memory_training_mb"] < while_loading - 200
+    values = [value for _, value in series(run, "perf/peak_memory_training_mb")]
+    # A peak never falls, apart from the counter's error.
+    assert all(later > value - 5 for value, later in pairwise(values))
+    assert len(values) == 5

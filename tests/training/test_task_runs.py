@@ -1,13 +1,12 @@
 """A synthetic task as the data of a run: trained, validated, recorded and refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from building import settings
-from support import Call, config, rows, series, summary, tiny, train
+from support import config, rows, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
@@ -27,21 +26,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("run"), *RECALL)
 
 
-def test_a_run_on_a_task_is_recorded_with_its_accuracy(run: Path) -> None:
+def test_a_run_on_a_task_is_recorded_with_its_accuracy(run):
     metrics = summary(run)["metrics"]
     assert "val/bits_per_byte" not in metrics
     assert [step for step, _ in series(run, "val/accuracy")] == [2, 4]
     assert summary(run)["data"]["val_rows"] == 10
     assert config(run)["tokenizer"]["vocab_size"] == summary(run)["data"]["vocab_size"] == 40
-    # TensorBoard has the accuracy as a curve and a chart.
+    # TensorBoard has the accuracy as a chart.
     events = EventAccumulator(str(run)).Reload()
-    assert [event.step for event in events.Scalars("val/accuracy")] == [2, 4]
-    layout = str(events.Tensors("custom_scalars__config__")[0].tensor_proto)
-    assert "val/accuracy$" in layout
+    assert "val/accuracy$" in str(events.Tensors("custom_scalars__config__")[0].tensor_proto)
     assert "val_attention/entropy/layer_00" in rows(run)[-2] | rows(run)[-1]
 
 
-def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run: Path) -> None:
+def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run):
     saved = load_run(run)
     ids, targets = task_rows(Recall(40, 10, 3), VALIDATION, 0, 10, 16)
     with torch.no_grad():
@@ -56,7 +53,7 @@ def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run: Pat
     assert summary(run)["data"]["val_tokens"] == 30
 
 
-def test_the_first_training_loss_is_that_of_the_first_batch(run: Path) -> None:
+def test_the_first_training_loss_is_that_of_the_first_batch(run):
     cfg = settings(*tiny(run.parent, *RECALL))
     torch.manual_seed(1)
     model = build_model(cfg, 40)
@@ -68,7 +65,7 @@ def test_the_first_training_loss_is_that_of_the_first_batch(run: Path) -> None:
     assert series(run, "train/loss")[0][1] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_none() -> None:
+def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_none():
     data = TaskData(Recall(40, 10, 3), 16, TaskIds())
     again = [
         np.concatenate([ids.numpy() for ids, _ in data.validation(size, 16)]) for size in (1, 3, 99)
@@ -83,19 +80,13 @@ def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_n
 
 
 @pytest.mark.parametrize("script", ["generate", "attention_map"])
-def test_scripts_that_need_a_text_refuse_a_run_on_a_task(
-    script: str, run: Path, call: Call
-) -> None:
+def test_scripts_that_need_a_text_refuse_a_run_on_a_task(script, run, call):
     code, _, err = call(script, f"run={run}", "prompt=Once")
     assert (code, err.count("\n")) == (3, 1)
     assert "trained on a synthetic task, which has no text" in err
 
 
-def test_its_weights_can_be_converted_and_trained_on(
-    run: Path, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
-) -> None:
-    gqa = train(tmp_path / "gqa", *RECALL, "attn=gqa", f"init_from={run}", "budget.steps=1")
-    assert summary(gqa)["variant"] == "gqa"
+def test_its_weights_can_be_converted(run, tmp_path, call):
     code, _, err = call("convert", f"from={run}", "to=gqa", f"out={tmp_path / 'out'}")
     assert code == 0, err
     assert load_run(tmp_path / "out").tokenizer.vocab_size == 40
