@@ -152,7 +152,10 @@ class TokenSource(Source):
         cache = request.cache
         with disk_errors(cache, "cache_dir"):
             folder = _find_folder(cache, _hash_source(self, request), request.tokenizer)
-            index = make_tokens(self, folder, request)
+            try:
+                index = read_index(folder)  # written last, so the ids are whole
+            except DataError:  # not there, or damaged
+                index = make_tokens(self, folder, request)
         return TokenData(folder, index, request)
 
 
