@@ -110,7 +110,7 @@ def _train(arguments: list[str]) -> None:
         arguments = [*arguments, *SIZES]
     if "-m" in arguments or any(a in ("--help", "--cfg", "-sc") for a in arguments):
         assert command(here, *arguments, *_fewer_runs(arguments)) == 0
-    elif any(a.startswith(("hydra.run.dir=", "resume=")) for a in arguments):
+    elif any(a.startswith(("run_dir=", "resume=")) for a in arguments):
         assert command(here, *_cut(arguments)) == 0
     elif any(a.startswith("init_from=") for a in arguments):
         check_job([*arguments, *SIZES])

@@ -27,6 +27,7 @@ from gptattn.machine.disk import REFUSALS
 
 # Whether this is the first of the processes that torchrun, srun or Lightning started.
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+PACKAGE = Path(gptattn.__file__).parent
 # Errors of a path that the system's own words explain to a user.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 WORDS = {
@@ -118,6 +119,10 @@ def report(error: Exception, debug: bool = False) -> int:
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
         message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it"
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+        if ours:
+            message += f", unless {os.path.relpath(ours[-1].filename)}:{ours[-1].lineno} is yours"
     if isinstance(known, ForeignError) and not debug:
         message += "; HYDRA_FULL_ERROR=1 shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
@@ -154,10 +159,9 @@ def as_user_error(error: BaseException) -> UserError | None:
 
 def find_own_code(error: BaseException) -> str | None:
     """Return the `file:line` of the user's own code that raised the error, or passed it on."""
-    package = Path(gptattn.__file__).parent
-    main = getattr(sys.modules["__main__"], "__file__", None) or package  # train.py or a script
+    main = getattr(sys.modules["__main__"], "__file__", None) or PACKAGE  # train.py or a script
     libraries = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-    others = [package, package.parent / "hydra_plugins", main, *libraries]
+    others = [PACKAGE, PACKAGE.parent / "hydra_plugins", main, *libraries]
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]
