@@ -196,7 +196,10 @@ def _order(runs: Sequence[Run]) -> list[object]:
 
 
 def group_runs(runs: Sequence[Run]) -> Groups:
-    """Group runs that have the same variant, settings and code, under the shortest unique names.
+    """Group runs that may be averaged: those that differ in nothing but the seed.
+
+    A group has one variant, text, code, device and starting weights, and the same value of each
+    setting that affects the result. Groups get the shortest unique names.
 
     The name is the variant. If several groups share it, their differences follow: the config file
     (`model=nano`) where that explains them, otherwise the settings. For attention, parts and

@@ -38,7 +38,7 @@ RESULT = "another result"
 LENGTH = "another result, but a resumed run may have it"
 PLACE = "what counts is the content at this path"
 VIEW = "shown, or computed, in another way: the result is the same"
-BOUND = "the result is the same, but it is fixed once the run has begun"
+BOUND = "fixed once the run has begun; what it means for the result is recorded apart from settings"
 
 VIEWED, FIXED = {MEANING: VIEW}, {MEANING: BOUND}
 

@@ -42,7 +42,7 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
 
     def project(self, x_BTE: Tensor) -> Heads:
         q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)
-        # Fewer heads: query head h reads key/value head h // R.
+        # Fewer heads. In `attend` query head h reads key/value head h // R, without copies.
         k_BGTD = split_heads(self.W_key(x_BTE), self.num_kv_heads)
         v_BGTD = split_heads(self.W_value(x_BTE), self.num_kv_heads)
         return q_BHTD, k_BGTD, v_BGTD
