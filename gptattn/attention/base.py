@@ -39,9 +39,15 @@ class Attention(nn.Module, ABC):
 
     knows_order: ClassVar[bool] = False  # needs no position encoding, and takes none
     keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
+    decodes_from_cache: ClassVar[bool] = True  # False: it reads the whole prefix again
     d_in: int
     d_out: int
     context_length: int
+
+    @property
+    def title(self) -> str:
+        """The name of the mechanism in messages."""
+        return type(self).__name__
 
     @abstractmethod
     def forward(
@@ -109,7 +115,7 @@ class Attention(nn.Module, ABC):
         if shared is None:
             return Shared(range(start, stop))
         if isinstance(shared.positions, Documents) and not (cache is None and self.keeps_documents):
-            which = type(self).__name__ if cache is None else "a cache"
+            which = self.title if cache is None else "a cache"
             raise ValueError(
                 f"documents: {which} cannot keep a row's documents apart; leave them out"
             )

@@ -76,6 +76,9 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
         return
     most = 0
     for block in model.layers():
+        if not block.attention.decodes_from_cache:
+            title = block.attention.title
+            raise ConfigError("cache", f"{kind.name}: {title} has no cache; give cache=[full]")
         own = block.attention.new_cache(1, model.context_length)
         if kind.replace_cache(own, block.attention) is not own:
             return

@@ -15,7 +15,7 @@ class Cost:
     params_attention: int
     params_embedding: int
     flops_per_token: float
-    kv_bytes_per_token: float
+    kv_bytes_per_token: float | None
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -34,7 +34,7 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     checkpointing computes again are not counted. If only a share of the tokens is `scored`, the
     head counts only there.
     kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the dtype
-    of the weights.
+    of the weights; None if a layer has none and reads the whole prefix again.
     """
     T = model.context_length
     embedding = model.token_embedding.weight.numel()
@@ -47,10 +47,11 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     # If all are scored, whole numbers stay exact.
     left_out = (1 - scored) * model.head.weight.numel()
     mix = sum(attention.flops(T, T) for attention in attentions)
+    cached = all(attention.decodes_from_cache for attention in attentions)
     return Cost(
         params=count_parameters(model),
         params_attention=sum(count_parameters(attention) for attention in attentions),
         params_embedding=embedding,
         flops_per_token=3 * (2 * (sum(matrices.values()) - left_out) + mix / T),
-        kv_bytes_per_token=model.new_cache(batch=1).nbytes / T,
+        kv_bytes_per_token=model.new_cache(batch=1).nbytes / T if cached else None,
     )

@@ -4,7 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from gptattn.attention.base import Attention
+from gptattn.attention.foreign import ForeignAttention
 from gptattn.attention.parts.base import Part
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.data.run_data import Request, RunData, Source
@@ -53,16 +56,10 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             if reason is not None:
                 raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
 
-    encodings: dict[int, HeadPosition] | None = None
+    encodings: dict[int, HeadPosition] | None = {} if acts_in_heads(cfg) else None
     in_input = None
-    if cfg.position:
-        kind = find_target("position", cfg.position, cfg.allow_targets)
-        if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
-            raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
-        if issubclass(kind, HeadPosition):
-            encodings = {}
-        else:
-            in_input = build_position(cfg, model.num_heads)
+    if cfg.position and encodings is None:
+        in_input = build_position(cfg, model.num_heads)
     built = GPT(
         vocab_size=given or vocab_size,
         context_length=model.context_length,
@@ -103,8 +100,8 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             if isinstance(module, Attention | Part) and not module.keeps_documents:
                 raise ConfigError(
                     f"data.{MASK_DOCUMENTS}",
-                    f"{type(module).__name__} in layer {layer} does not keep documents apart; "
-                    "leave one of the two out",
+                    f"{getattr(module, 'title', type(module).__name__)} in layer {layer} does not "
+                    "keep documents apart; leave one of the two out",
                 )
     shared = [(layer, name) for layer, one in enumerate(attentions) for name in one.provides()]
     if shared and not any(attention.needs() for attention in attentions):
@@ -135,7 +132,7 @@ def build_layer(
                 f"{group}.{name}", f"comes from the model; set {FILLED_BY[name]} instead"
             )
     target = find_target(group, spec, cfg.allow_targets)
-    ordered = isinstance(target, type) and issubclass(target, Attention) and target.knows_order
+    ordered = getattr(target, "knows_order", False)
     position = None
     if encodings is not None and not ordered:
         takes = arguments_of(target).types
@@ -143,7 +140,7 @@ def build_layer(
             raise ConfigError(
                 "position",
                 f"{name_position(cfg)} acts in the attention, and {target.__name__} takes no "
-                "position; use position=learned or position=sinusoidal",
+                "position; use position=learned, position=sinusoidal or position=none",
             )
         heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
         if type(heads) is not int or heads < 1:
@@ -152,7 +149,9 @@ def build_layer(
             encodings[heads] = build_position(cfg, heads)
         position = encodings[heads]
     shared = shared_arguments(cfg.model, cfg.block) | {"position": position, "layer": layer}
-    attention = construct(group, spec, shared, cfg.allow_targets, Attention)
+    made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
+    sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
+    attention = made if isinstance(made, Attention) else ForeignAttention(made, *sizes)
     add_parts(attention, cfg.part, layer, cfg.allow_targets, provided)
     # A variant may check an argument only in `rule()`, which making a cache calls.
     with named_arguments(group, spec):
@@ -167,6 +166,16 @@ def build_layer(
             raise ConfigError(field, f"layer {layer} needs {name} ({sizes}), and {lack}")
     provided.update({name: (layer, sizes) for name, sizes in attention.provides().items()})
     return attention
+
+
+def acts_in_heads(cfg: TrainConfig) -> bool:
+    """Return whether the chosen position encoding, if any, acts in each attention."""
+    if not cfg.position:
+        return False
+    kind = find_target("position", cfg.position, cfg.allow_targets)
+    if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
+        raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
+    return issubclass(kind, HeadPosition)
 
 
 def build_position(cfg: TrainConfig, heads: int) -> Any:

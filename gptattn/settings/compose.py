@@ -25,6 +25,7 @@ from gptattn.settings.config import (
 )
 from gptattn.settings.construct import check_targets
 from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import REMOVED, build_dataclass, check_choice, suggest
 
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
@@ -90,6 +91,15 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         if not isinstance(choice, str):
             raise ConfigError(group, "takes one choice; give one name, or add -m to run each")
 
+    folders = [Path(one.path) for one in hydra.runtime.config_sources if one.schema == "file"]
+    beside = [folder for folder in folders if folder != CONF]
+    use_folders(beside)
+    for folder in beside:
+        for group, choice in choices.items():
+            file = Path(group, f"{choice}.yaml")
+            if (folder / file).exists() and (CONF / file).exists():
+                raise ConfigError(group, f"{folder / file} has the name of one of ours; rename it")
+
     given += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
     if command.match != "none":
         values["match_attn"] = _read_file("match_to", "attn", command.match_to, given)
@@ -110,17 +120,14 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             values |= {"attn": {}, "pattern_attn": specs}
     if isinstance(command.data.get("sources"), dict):
         command.data["sources"] = _read_sources(command.data["sources"], given)
-    folders = [
-        Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
-    ]
-    for file in [file for folder in folders if command.part for file in folder.glob("*.yaml")]:
+    for file in [f for folder in folders if command.part for f in folder.glob("part/*.yaml")]:
         package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
         name = f"part.{file.stem}"
         if package is not None and package[1] != name:
             line = f'its first line must be "# @package {name}"'
             raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
-    check_targets(values, command.allow_targets)
-    return TrainConfig(**values, choices=choices)
+    found = check_targets(values, command.allow_targets)
+    return TrainConfig(**values, choices=choices, code_folders=sorted(map(str, found)))
 
 
 def _read_file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:

@@ -239,6 +239,7 @@ class Settings:
     ladder: LadderConfig = field(default_factory=LadderConfig, metadata=VIEWED)
     logger: dict[str, Spec] = field(default_factory=dict, metadata=VIEWED)
     shared_init: bool = False
+    checks: bool = field(default=True, metadata=VIEWED)
 
 
 @dataclass
@@ -248,13 +249,14 @@ class TrainConfig(Settings):
     `choices`: the choice in each config group. `pattern_attn`: the settings of each name in the
     `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
     match has changed (`field`, `before`, `after`), and the costs (`target`, that of `to`, and
-    `reached`), in the units of `Cost`.
+    `reached`), in the units of `Cost`. `code_folders`: where the user's own modules were.
     """
 
     choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
     pattern_attn: dict[str, Spec] | None = None
     match_attn: Spec | None = field(default=None, metadata=FIXED)
     match_made: Spec | None = field(default=None, metadata=FIXED)
+    code_folders: list[str] = field(default_factory=list, metadata=FIXED)
 
     @property
     def variant(self) -> str:

@@ -6,15 +6,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_object, instantiate
 
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, ForeignError
+from gptattn.machine.ending import find_own_code
 from gptattn.settings.config import CONF, Spec
+from gptattn.settings.own_code import find_folder
 from gptattn.settings.values import check_type, suggest
 
-# Somebody else's run folder may name any class; it can import from these packages only.
+# Somebody else's run folder may name any class; it can import from these packages only, and from
+# the user's own folders.
 PACKAGES = ("gptattn", "lightning.pytorch.loggers")
 
 # Argument of an attention -> the setting that fills it where the constructor declares it.
@@ -35,25 +39,31 @@ class ForeignTarget(ConfigError):
     """A `_target_` outside the packages that the command allows."""
 
 
-def check_targets(node: Mapping[str, Any], allow_targets: Sequence[str], path: str = "") -> None:
-    """Raise ForeignTarget for a `_target_` in a tree of settings outside the allowed packages.
+def check_targets(
+    node: Mapping[str, Any], allow_targets: Sequence[str], path: str = ""
+) -> set[Path]:
+    """Return the folders of the user's own from which a tree of settings names a `_target_`.
 
-    Imports nothing.
+    Raises ForeignTarget for one that is neither there nor in the allowed packages. Imports nothing.
     """
-    packages = [*PACKAGES, *allow_targets]
+    packages, found = [*PACKAGES, *allow_targets], set[Path]()
     for key, value in node.items():
         field = f"{path}{key}"
         if key == "_target_" and not isinstance(value, str):
             raise ConfigError(field, "is missing; name a class, package.module.Class")
-        if key == "_target_" and not any(value.startswith(f"{one}.") for one in packages):
+        if key == "_target_" and (folder := find_folder(value)) is not None:
+            found.add(folder)
+        elif key == "_target_" and not any(value.startswith(f"{one}.") for one in packages):
+            top = value[:100].partition(".")[0]
             raise ForeignTarget(
                 field,
-                f"{value[:100]} is outside of {', '.join(packages)}; "
-                "add its package to allow_targets, if you trust it",
+                f"{value[:100]} is outside of {', '.join(packages)} and of this folder; "
+                f"add allow_targets=[{top}], if you trust it",
             )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
-                check_targets(one, allow_targets, f"{field}.")
+                found |= check_targets(one, allow_targets, f"{field}.")
+    return found
 
 
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
@@ -66,6 +76,9 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     try:
         found = get_object(str(name))
     except (ImportError, AttributeError, ValueError) as error:
+        cause = error.__cause__
+        if cause is not None and (place := find_own_code(cause)) is not None:
+            raise ForeignError(place, f"{type(cause).__name__}: {cause}") from error
         why = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(
             field, f"{name} cannot be imported ({why}); give package.module.Class"
@@ -74,7 +87,8 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         raise ConfigError(field, f"{name} is abstract; name a subclass")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     home = f"{getattr(found, '__module__', '')}."
-    if not callable(found) or not any(home.startswith(f"{package}.") for package in packages):
+    known = any(home.startswith(f"{package}.") for package in packages)
+    if not callable(found) or not (known or find_folder(home)):
         raise ConfigError(field, f"{name} is not a class or function of {', '.join(packages)}")
     return found
 
@@ -90,7 +104,10 @@ class Arguments:
 
 def arguments_of(target: Callable[..., Any]) -> Arguments:
     """Return the arguments of a class or function; `**rest: Unpack[T]` has the keys of T."""
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    try:
+        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):  # names that exist for a type checker only
+        hints = {}
     types: dict[str, Any] = {}
     required, others = [], False
     for name, parameter in inspect.signature(target).parameters.items():

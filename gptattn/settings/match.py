@@ -15,7 +15,7 @@ from gptattn.settings.build import build_model, choose_mlp_width
 from gptattn.settings.config import Spec, TrainConfig
 
 TOLERANCE = 1e-3  # relative
-FIGURES: dict[str, Callable[[Cost], float]] = {
+FIGURES: dict[str, Callable[[Cost], float | None]] = {
     "params": lambda cost: cost.params,
     "flops": lambda cost: cost.flops_per_token,
     "kv_cache": lambda cost: cost.kv_bytes_per_token,
@@ -65,7 +65,10 @@ def describe_match(made: Spec) -> str:
 def _measure_figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:
     """Return the figure that `cfg` matches, of the model of the settings `of`."""
     with torch.device("meta"):
-        return FIGURES[cfg.match](measure_cost(build_model(of, vocab_size)))
+        figure = FIGURES[cfg.match](measure_cost(build_model(of, vocab_size)))
+    if figure is None:
+        raise ConfigError("match", f"{of.variant} has no cache that could be matched")
+    return figure
 
 
 def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> Change:

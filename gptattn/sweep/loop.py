@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 
-from gptattn.errors import ConfigError, SweepError
+from gptattn.errors import ConfigError, SweepError, UserError
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import check_room
 from gptattn.machine.lock import hold_lock
@@ -49,14 +49,19 @@ def run_sweep(
     jobs = list_jobs(loader, arguments, sweeper.variants, ladder)
     make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
 
-    plan = partial(plan_jobs, loader, config)
+    refused: dict[str, UserError] = {}
+    plan = partial(plan_jobs, loader, config, refused)
     stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
     first = next(stages)  # by now, all runs that may follow are checked
+    for variant, error in refused.items():
+        print(f"refused: {variant}: {error}", file=sys.stderr)
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher)
     with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
         _run_stages(first, stages, home, config, launch)
+    for variant, error in refused.items():
+        raise SweepError(f"{variant} was refused: {error}", error.exit_code)
 
 
 def plan_stages(

@@ -9,7 +9,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from gptattn.errors import ConfigError, NumericError, UserError
+from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
@@ -46,15 +46,23 @@ def name_variant(variant: str) -> Iterator[None]:
 
 
 def plan_jobs(
-    loader: ConfigLoader, config: DictConfig, jobs: Sequence[Job], home: Path
+    loader: ConfigLoader,
+    config: DictConfig,
+    refused: dict[str, UserError],
+    jobs: Sequence[Job],
+    home: Path,
 ) -> list[Plan]:
     """Return the plans of the jobs, ordered by seed first, so that a sweep that is stopped early
     has run every variant.
 
     `config` is the sweep's. Jobs that differ in the seed alone share one composition, which takes
-    Hydra a tenth of a second. Raises a UserError for the first job that cannot work.
+    Hydra a tenth of a second. A variant with a broken layer is left out, and its error is added to
+    `refused`, by name. Raises a UserError for the first job that cannot work otherwise, or if no
+    job is left.
     """
-    from gptattn.training.preflight import preflight  # torch takes seconds to import
+    # torch takes seconds to import
+    from gptattn.training.contract import BrokenLayer
+    from gptattn.training.preflight import preflight
 
     composed: dict[tuple[str, ...], tuple[DictConfig, TrainConfig]] = {}
     found: list[tuple[Job, TrainConfig]] = []
@@ -84,7 +92,7 @@ def plan_jobs(
 
     shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     # Keep only this of each check: the data and weights of many runs would fill the memory.
-    known: dict[str, tuple[TrainConfig, int, Provenance]] = {}
+    known: dict[str, tuple[TrainConfig, int, Provenance] | None] = {}
     plans: list[Plan] = []
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
@@ -99,12 +107,19 @@ def plan_jobs(
                     "start the runs one by one",
                 )
             if key not in known:
-                ready = preflight(cfg)
-                known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
-        checked, size, provenance = known[key]
+                try:
+                    ready = preflight(cfg)
+                    known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
+                except (BrokenLayer, ForeignError) as error:
+                    refused[cfg.variant], known[key] = error, None
+        if (ready_made := known[key]) is None:
+            continue
+        checked, size, provenance = ready_made
         checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
         name = name_run(cfg, [o for o in job.overrides if o not in shared])
         plans.append(Plan(job.overrides, checked, home / name, size, provenance))
+    if not plans:
+        raise next(iter(refused.values()))
     return plans
 
 

@@ -207,6 +207,8 @@ def _train(
             console.print(f"resumes after step {start.step}")
         if cfg.match_made is not None:
             console.print(describe_match(cfg.match_made), markup=False)
+        for note in ready.notes:
+            console.print(f"note: {note}", markup=False)
         console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:

@@ -126,14 +126,14 @@ def test_a_run_with_a_package_of_the_users_own_goes_on_and_is_of_two_codes_if_th
     assert "my_attention" in before.code
     more = [f"resume='{run}'", "budget.steps=8"]
     for allowed in ([], ["allow_targets=[os]"]):
-        assert command(tmp_path, *more, *allowed) == 2
+        assert command(tmp_path / "elsewhere", *more, *allowed) == 2
         line = capfd.readouterr().err.splitlines()[-1]
         assert line.startswith("error: resume: ")
         assert "my_attention.Mine is outside of gptattn" in line
-        assert "allow_targets" in line
+        assert "add allow_targets=[my_attention]" in line
     file.write_text(OWN.replace("factor = 1.0", "factor = 0.5"))
     source_code.read_source.cache_clear()  # as in a new process
-    assert command(tmp_path, *more, own[1]) == 0
+    assert command(tmp_path, *more) == 0  # beside the file it needs no leave
     assert "the code has changed since the run began (my_attention)" in capfd.readouterr().err
     assert summary(run)["steps"] == 8
     mixed = RunFolder(run).read_provenance()

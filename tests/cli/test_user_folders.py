@@ -13,11 +13,10 @@ GQA = "_target_: gptattn.attention.GroupedQueryAttention\nout_proj: true\nbacken
 
 
 def folder(path: Path, scale: float) -> Path:
-    """A config folder whose attn/gqa and attn/own have this scale."""
+    """A config folder whose attn/own has this scale."""
     (path / "attn").mkdir(parents=True)
-    for name in ("gqa", "own"):
-        text = f"{GQA}scale: {scale}\nwindow: null\nnum_kv_heads: 2\n"
-        (path / "attn" / f"{name}.yaml").write_text(text)
+    text = f"{GQA}scale: {scale}\nwindow: null\nnum_kv_heads: 2\n"
+    (path / "attn" / "own.yaml").write_text(text)
     return path
 
 
@@ -25,15 +24,22 @@ def read(own: Path, overrides: list[str]) -> TrainConfig:
     return settings([f"hydra.searchpath=[file://{own}]", *overrides])
 
 
-@pytest.mark.parametrize("name", ["gqa", "own"])
-def test_a_pattern_and_match_to_read_the_file_that_attn_reads(name, tmp_path):
+def test_a_pattern_and_match_to_read_the_file_that_attn_reads(tmp_path):
     own = folder(tmp_path, 0.5)
-    plain = read(own, [f"attn={name}"]).attn
-    assert read(own, [f"pattern=[{name}]"]).attn == plain
-    layers = read(own, [f"pattern=[{name},mha]"]).pattern_attn
-    assert layers[name] == plain
-    matched = read(own, [f"match_to={name}", "match=params", "attn=mha"])
+    plain = read(own, ["attn=own"]).attn
+    assert plain["scale"] == 0.5
+    assert read(own, ["pattern=[own]"]).attn == plain
+    layers = read(own, ["pattern=[own,mha]"]).pattern_attn
+    assert layers["own"] == plain
+    matched = read(own, ["match_to=own", "match=params", "attn=mha"])
     assert matched.match_attn == plain
+
+
+def test_a_file_with_the_name_of_one_of_ours_is_refused(tmp_path):
+    file = folder(tmp_path, 0.5) / "attn" / "own.yaml"
+    file.rename(file.with_name("gqa.yaml"))
+    with pytest.raises(ConfigError, match=r"attn/gqa.yaml has the name of one of ours; rename it"):
+        read(tmp_path, ["attn=gqa"])
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path):

@@ -125,8 +125,11 @@ def run(arguments: Sequence[str]) -> None:
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
     how = saved.cfg.variant + " in bfloat16" * (args.dtype == "bfloat16")
     speed = f"{steps * rows / seconds:,.0f} tokens/s, {how}"
-    whole = f"{held * rows:,} for {rows} x {capacity} tokens"
-    print(f"\n\n{speed}, cache {held / capacity:,.0f} bytes per token, {whole}", file=sys.stderr)
+    cache = f"cache {held / capacity:,.0f} bytes per token, "
+    cache += f"{held * rows:,} for {rows} x {capacity} tokens"
+    if not all(block.attention.decodes_from_cache for block in model.layers()):
+        cache = "no cache: the whole text is read again for each token"
+    print(f"\n\n{speed}, {cache}", file=sys.stderr)
 
 
 main = partial(run_script, run, Arguments, __doc__)

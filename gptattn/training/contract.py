@@ -1,0 +1,293 @@
+"""Checks each kind of layer of a model before it trains: causal, cached as it reads, trainable.
+
+A *changed token*, not a gradient, shows what an output depends on: the gradient is exactly zero for
+leaks through detached statistics, expert choice, top-k before the mask, or means over the batch.
+"""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Shared
+from gptattn.attention.cache import Cache
+from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.errors import ConfigError, ForeignError
+from gptattn.machine.ending import find_own_code
+from gptattn.settings.build import acts_in_heads, build_layer
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.construct import arguments_of, find_target
+
+WIDTH = 64  # about that of the copies that are checked
+TOKENS = 70  # beyond a chunk of 64
+SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
+# Of the largest output. In float32 rounding alone is larger.
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
+CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A layer, behind the earlier ones whose state it shares."""
+
+    layers: list[Attention]
+    field: str  # the setting that chose it
+    drops: bool  # whether its constructor takes dropout, which is not 0
+
+    @property
+    def title(self) -> str:
+        """What messages call the last layer: its class, with its parts."""
+        last = self.layers[-1]
+        parts = getattr(last, "parts", None)
+        return "+".join([last.title, *(parts if isinstance(parts, nn.ModuleDict) else ())])
+
+
+class BrokenLayer(ConfigError):
+    """A layer that cannot be compared with others: it leaks, or decodes otherwise than it reads."""
+
+
+class CannotRun(Exception):
+    """A layer raised the error that is this one's cause, on `x`."""
+
+    def __init__(self, layer: Attention, x: Tensor, cached: int | None) -> None:
+        super().__init__(type(layer).__name__)
+        shape = f"x {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+        self.layer, self.x = layer, x
+        self.given = shape if cached is None else f"{shape} after {cached} cached tokens"
+
+
+def check_layers(cfg: TrainConfig) -> list[str]:
+    """Check each kind of layer of these settings on the CPU; return notes on what is unusual.
+
+    Small float64 copies are checked where the constructor and the module allow it: with random
+    values in constant parameters, in training (with dropout, at the same random state) and in
+    evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
+    contract (a BrokenLayer), and ForeignError for an error in the user's own file.
+    """
+    heads = cfg.model.num_heads
+    width = min(cfg.model.d_model, 8 * heads * max(1, WIDTH // (8 * heads)))
+    narrow = replace(cfg, model=replace(cfg.model, d_model=width))
+    small = replace(narrow, model=replace(narrow.model, context_length=TOKENS))
+    attempts = [(c, t) for c in (small, narrow, cfg) for t in (torch.float64, torch.float32)]
+    notes: dict[str, None] = {}
+    passed: set[int] = set()
+    for i, (sizes, dtype) in enumerate(attempts):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            try:
+                stacks = list(list_stacks(build_layers(sizes), sizes))
+            except Exception:
+                if sizes is cfg:
+                    raise
+                continue  # the constructor refuses this width, or this context
+            try:
+                for number, stack in enumerate(stacks):
+                    if number not in passed:
+                        notes |= dict.fromkeys(check_stack(stack, dtype))
+                        passed.add(number)
+                break
+            except CannotRun as error:
+                if i + 1 == len(attempts):
+                    raise explain(error) from error.__cause__
+    return list(notes)
+
+
+def build_layers(cfg: TrainConfig) -> list[Attention]:
+    """Build the attention of each layer, with its weights drawn, and constants made random."""
+    encodings = {} if acts_in_heads(cfg) else None
+    provided: dict[str, tuple[int, str]] = {}
+    layers = [build_layer(cfg, encodings, provided, i) for i in range(cfg.model.num_layers)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.initialise(layer.d_in**-0.5)
+            for parameter in layer.parameters():
+                if parameter.numel() and (parameter == parameter.flatten()[0]).all():
+                    parameter.normal_(0.0, CONSTANT_STD)
+    return layers
+
+
+def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack]:
+    """Yield one stack for each kind of layer."""
+    known = set()
+    for i, layer in enumerate(layers):
+        group, spec = cfg.attn_of(i)
+        state = [sorted(named.values()) for named in (layer.provides(), layer.needs())]
+        kind = repr((group, spec, state))
+        if kind in known:
+            continue
+        known.add(kind)
+        needed, members = {*layer.needs()}, [layer]
+        for earlier in reversed(layers[:i]):
+            if needed & earlier.provides().keys():
+                members.insert(0, earlier)
+                needed |= earlier.needs().keys()
+        takes = arguments_of(find_target(group, spec, cfg.allow_targets)).types
+        drops = "dropout" in takes and spec.get("dropout", cfg.model.dropout) > 0
+        yield Stack(members, group.partition(".")[0], drops)
+
+
+def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
+    """Check a stack on the CPU in this dtype; return notes. Raises ConfigError, or CannotRun."""
+    modules = nn.ModuleList(stack.layers).to(dtype)
+    last = stack.layers[-1]
+    T = min(TOKENS, last.context_length)
+    cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else [c for c in SOME_CUTS if c < T]
+    x = torch.randn(1, T, last.d_in, dtype=dtype).repeat(len(cuts) + 1, 1, 1)
+    changed = x.clone()  # row 0 as it was, each other from a cut of its own on
+    for row, cut in enumerate(cuts, 1):
+        changed[row, cut:] = torch.randn(T - cut, last.d_in, dtype=dtype)
+
+    def fail(what: str) -> BrokenLayer:
+        return BrokenLayer(stack.field, f"{stack.title} {what}; checks=false trains it as it is")
+
+    notes = []
+    for training in (True, False):
+        modules.train(training)
+        with torch.set_grad_enabled(training):
+            y = run(stack, x)
+        near = TOLERANCE[dtype] * float(y.detach().abs().max())
+
+        def differ(a: Tensor, b: Tensor, near: float = near) -> Tensor:
+            return (a - b).abs().amax(-1) > near
+
+        mode = "in training" if training else "in evaluation"
+        if not y.isfinite().all():
+            raise fail(f"gives NaN or infinity {mode} for finite x; look for a row without keys")
+        if training:
+            notes += check_gradients(stack, y, fail)
+        with torch.no_grad():
+            if differ(run(stack, x, seed=0 if training else 1), y).any():
+                random = "with numbers of its own" if training else "without self.training"
+                raise fail(
+                    f"gives another output for the same x {mode}: it keeps state between batches, "
+                    f"or is random {random}; keep state in the cache alone"
+                )
+            if training and stack.drops and not differ(run(stack, x, seed=1), y).any():
+                notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
+            moved = differ(run(stack, changed), y)
+            if moved[0].any():
+                raise fail(
+                    "mixes the rows of a batch: one changes with the others; let each output "
+                    "depend on its own row alone"
+                )
+            early = [
+                (int(moved[row, :cut].nonzero()[0]), cut)
+                for row, cut in enumerate(cuts, 1)
+                if moved[row, :cut].any()
+            ]
+            if early:
+                output = min(early)[0]
+                token = max(cut for first, cut in early if first == output)
+                which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
+                raise fail(
+                    f"is not causal: output {output} changes with {which}; mask the scores, or "
+                    "shift what it reads, so that an output depends on no later token"
+                )
+        if not training:
+            check_prefixes(stack, x[:2], y[:2], near, fail)
+    return notes
+
+
+def check_gradients(stack: Stack, y: Tensor, fail: Callable[[str], BrokenLayer]) -> list[str]:
+    """Check that all gradients are finite; return a note on parameters that have none."""
+    try:
+        (y * torch.randn_like(y)).sum().backward()
+    except RuntimeError as error:
+        raise fail(f"cannot be trained: backward raises {type(error).__name__}: {error}") from error
+    idle = []
+    for name, parameter in stack.layers[-1].named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            idle.append(name.removeprefix("module."))
+        elif parameter.grad is not None and not parameter.grad.isfinite().all():
+            raise fail(f"has a gradient that is not finite, of {name.removeprefix('module.')}")
+    listed = ", ".join(idle)
+    return [f"{stack.field}: {stack.title} does not use its {listed}"] if idle else []
+
+
+def check_prefixes(
+    stack: Stack, x: Tensor, y: Tensor, near: float, fail: Callable[[str], BrokenLayer]
+) -> None:
+    """Check in evaluation mode that prefixes, and chunks through the cache, give the same y."""
+    T = x.shape[1]
+    with torch.no_grad():
+        for tokens in (1, T // 2):
+            alone = run(stack, x[:, :tokens])
+            if not alone.isfinite().all():
+                raise fail(f"gives NaN or infinity for {tokens} token{'s' * (tokens > 1)} alone")
+            if ((alone - y[:, :tokens]).abs() > near).any():
+                raise fail(
+                    f"is not causal: the first {tokens} of {T} tokens give other outputs alone; "
+                    "let an output depend on no number of later tokens"
+                )
+        for chunks in ([1, 1, 1, 1, 1, T - 7, 1, 1], [T // 2, T - T // 2]):
+            wrong = ((run(stack, x, chunks) - y).abs() > near).any(-1).any(0)
+            if wrong.any():
+                raise fail(
+                    f"decodes otherwise than it reads: with its cache, output "
+                    f"{int(wrong.nonzero()[0])} differs (chunks of {','.join(map(str, chunks))} "
+                    "tokens); write every token's entries, and read those of all before it"
+                )
+
+
+def run(stack: Stack, x: Tensor, chunks: Sequence[int] | None = None, seed: int = 0) -> Tensor:
+    """Return the last layer's y [B, T, d_out], from the random state of this seed.
+
+    Each layer reads the stream to which the ones before it have added. `chunks`: through caches,
+    with so many tokens at a time. Raises ConfigError for an output of the wrong kind, or CannotRun.
+    """
+    torch.manual_seed(seed)
+    caches: list[Cache | None] = [None] * len(stack.layers)
+    if chunks is not None:
+        caches = [layer.new_cache(len(x), x.shape[1]) for layer in stack.layers]
+    start, ys = 0, []
+    for part in x.split(list(chunks or [x.shape[1]]), dim=1):
+        shared, stream = Shared(range(start, start + part.shape[1])), part
+        for layer, cache in zip(stack.layers, caches, strict=True):
+            y = _call(stack, layer, stream, cache, shared)
+            stream = stream + y
+        for cache in caches:
+            if cache is not None:
+                cache.advance(part.shape[1])
+        start += part.shape[1]
+        ys.append(y)
+    return torch.cat(ys, dim=1)
+
+
+def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared: Shared) -> Tensor:
+    try:
+        y = layer(x, cache, shared)
+        wanted, given = [*x.shape[:2], layer.d_out], f"x {list(x.shape)} of {x.dtype}"
+        if not isinstance(y, Tensor) or list(y.shape) != wanted:
+            what = list(y.shape) if isinstance(y, Tensor) else f"a {type(y).__name__}"
+            raise BrokenLayer(
+                stack.field, f"{layer.title} returns {what} for {given}; return a tensor {wanted}"
+            )
+        if y.dtype != x.dtype:
+            said = f"{layer.title} returns {y.dtype} for {given}; return x's own dtype"
+            raise BrokenLayer(stack.field, said)
+    except Exception as error:
+        raise CannotRun(layer, x, None if cache is None else cache.length) from error
+    return y
+
+
+def explain(error: CannotRun) -> Exception:
+    """Return the one-line error for a layer that cannot run; a bug of ours as it was raised."""
+    cause, layer = error.__cause__, error.layer
+    assert isinstance(cause, Exception)
+    if isinstance(cause, BrokenLayer):
+        return cause
+    kind = getattr(layer, "module", layer)
+    what = f"{type(cause).__name__}: {cause}"
+    if (place := find_own_code(cause)) is not None:
+        return ForeignError(place, f"{what}; {layer.title} was given {error.given}")
+    if type(kind).__module__.startswith("gptattn."):
+        return cause
+    if isinstance(layer, SoftmaxAttention):
+        shapes = [list(one.shape) for one in layer.project(error.x)]
+        what += f"; its project() returns {', '.join(map(str, shapes))}, which must be "
+        what += "[B, H, T, D] of queries, [B, G, T, D] of keys and of values"
+    file = inspect.getsourcefile(type(kind)) or type(kind).__module__
+    return ForeignError(os.path.relpath(file), f"{layer.title} fails on {error.given}: {what}")
