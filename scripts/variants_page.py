@@ -194,6 +194,7 @@ def row(choice: Choice) -> str:
     with torch.device("meta"):
         model = model_of(choice.chosen, "model.vocab_size=50257").to(torch.bfloat16)
         cost = measure_cost(model)
+    assert cost.kv_bytes_per_token is not None  # of every mechanism of the menu
     layers = len(model.layers())
     return (
         f"| {choice.name} | {cost.params:,} | {cost.params_attention / layers:,.0f} "

@@ -8,9 +8,11 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
@@ -24,8 +26,8 @@ from gptattn.settings.construct import arguments_of, find_target
 WIDTH = 64  # about that of the copies that are checked
 TOKENS = 70  # beyond a chunk of 64
 SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
-# Of the largest output. In float32 rounding alone is larger.
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4}
+# Of the largest output, by the type of the least exact step: beyond rounding, below any leak.
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
 
 
@@ -57,6 +59,21 @@ class CannotRun(Exception):
         shape = f"x {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
         self.layer, self.x = layer, x
         self.given = shape if cached is None else f"{shape} after {cached} cached tokens"
+
+
+class LeastExact(TorchDispatchMode):
+    """Finds the tolerance for what runs in this context: some modules insist on float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tolerance = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(one, Tensor) and one.ndim > 1:  # no constants
+                self.tolerance = max(self.tolerance, TOLERANCE.get(one.dtype, 0.0))
+        return result
 
 
 def check_layers(cfg: TrainConfig) -> list[str]:
@@ -146,9 +163,9 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     notes = []
     for training in (True, False):
         modules.train(training)
-        with torch.set_grad_enabled(training):
+        with torch.set_grad_enabled(training), LeastExact() as seen:
             y = run(stack, x)
-        near = TOLERANCE[dtype] * float(y.detach().abs().max())
+        near = seen.tolerance * float(y.detach().abs().max())
 
         def differ(a: Tensor, b: Tensor, near: float = near) -> Tensor:
             return (a - b).abs().amax(-1) > near
@@ -244,7 +261,7 @@ def run(stack: Stack, x: Tensor, chunks: Sequence[int] | None = None, seed: int 
         caches = [layer.new_cache(len(x), x.shape[1]) for layer in stack.layers]
     start, ys = 0, []
     for part in x.split(list(chunks or [x.shape[1]]), dim=1):
-        shared, stream = Shared(range(start, start + part.shape[1])), part
+        shared, stream, y = Shared(range(start, start + part.shape[1])), part, part
         for layer, cache in zip(stack.layers, caches, strict=True):
             y = _call(stack, layer, stream, cache, shared)
             stream = stream + y

@@ -1,0 +1,269 @@
+"""Modules that break the contract of a layer, each in one way, and sound ones by others.
+
+The first group is what `training/contract.py` must refuse; each says in `said` what it must find.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention import Attention, Cache, MultiHeadAttention, Shared
+
+
+class Mixer(nn.Module):
+    """Sound: two projections around a causal mean, to be broken by subclasses."""
+
+    said: ClassVar[str]
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.up, self.out_proj = nn.Linear(d_in, d_out), nn.Linear(d_out, d_out)
+
+    def mix(self, x: Tensor) -> Tensor:
+        return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_proj(self.mix(self.up(x)))
+
+
+class PeeksOneAhead(Mixer):
+    said = "is not causal: output 0 changes with token 1;"
+
+    def mix(self, x):
+        return super().mix(x) + F.pad(x[:, 1:], (0, 0, 0, 1))
+
+
+class MeanOfAll(Mixer):
+    said = "is not causal: output 0 changes with token 69;"
+
+    def mix(self, x):
+        return super().mix(x) + x.mean(1, keepdim=True)
+
+
+class DetachedMeanOfAll(Mixer):
+    said = "is not causal"
+
+    def mix(self, x):
+        return super().mix(x) - x.detach().mean(1, keepdim=True)
+
+
+class ExpertChoice(Mixer):
+    """Each expert takes the tokens that score highest, in the whole row."""
+
+    said = "is not causal"
+
+    def mix(self, x):
+        chosen = x[..., :1].topk(x.shape[1] // 2, dim=1).indices
+        return torch.zeros_like(x).scatter(1, chosen.expand(-1, -1, x.shape[2]), 1.0) * x
+
+
+class TopKBeforeTheMask(Mixer):
+    said = "is not causal"
+
+    def mix(self, x):
+        scores = x @ x.mT / x.shape[2]
+        kept = scores >= scores.topk(min(4, x.shape[1]), dim=-1).values[..., -1:]
+        mask = torch.ones_like(scores).tril().bool()
+        weights = scores.masked_fill(~(kept & mask), -1e9).softmax(-1)
+        return weights @ x
+
+
+class ChunkLeak(Mixer):
+    """Bidirectional within chunks of 64 tokens."""
+
+    said = "is not causal"
+
+    def mix(self, x):
+        return torch.cat([one.mean(1, keepdim=True).expand_as(one) for one in x.split(64, 1)], 1)
+
+
+class AverageLength(Mixer):
+    """Depends on the number of later tokens, not on which they are."""
+
+    said = "the first 1 of 70 tokens give other outputs alone"
+
+    def mix(self, x):
+        return super().mix(x) * x.shape[1] ** 0.5
+
+
+class BatchMean(Mixer):
+    said = "mixes the rows of a batch"
+
+    def mix(self, x):
+        return super().mix(x) - x.mean(0, keepdim=True)
+
+
+class BatchNorm(Mixer):
+    said = "mixes the rows of a batch"
+
+    def mix(self, x):
+        return F.batch_norm(super().mix(x).mT, None, None, training=self.training or True).mT
+
+
+class RemembersBatches(Mixer):
+    said = "gives another output for the same x in training: it keeps state between batches"
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out)
+        self.register_buffer("mean", torch.zeros(d_out))
+
+    def mix(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 1))
+        return super().mix(x) - self.mean
+
+
+class DropsInEvaluation(Mixer):
+    said = "gives another output for the same x in evaluation"
+
+    def mix(self, x):
+        return F.dropout(super().mix(x), 0.5, training=True)
+
+
+class NaNAtOneToken(Mixer):
+    said = "gives NaN or infinity for 1 token alone"
+
+    def mix(self, x):
+        later = torch.tensor(x.shape[1] - 1.0)
+        return super().mix(x) * (later / later)
+
+
+class WrongShape(Mixer):
+    said = "WrongShape returns [70, 70, 4, 16] for x [70, 70, 64] of torch.float32; return a tensor"
+
+    def forward(self, x):
+        return super().forward(x).unflatten(-1, (4, 16))
+
+
+class ReturnsATuple(Mixer):
+    said = "ReturnsATuple returns a tuple for x"
+
+    def forward(self, x):
+        return super().forward(x), None
+
+
+class HalfPrecision(Mixer):
+    said = "returns torch.float16 for x [70, 70, 64] of torch.float32; return x's own dtype"
+
+    def forward(self, x):
+        return super().forward(x).half()
+
+
+class InfiniteGradient(Mixer):
+    said = "has a gradient that is not finite, of up."
+
+    def mix(self, x):
+        return super().mix(x) + (x - x.detach()).abs().sqrt()
+
+
+class ForgetsTheCache(MultiHeadAttention):
+    said = "decodes otherwise than it reads: with its cache, output 1 differs"
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        return super().forward(x_BTE, None, shared)
+
+
+class CacheOffByOne(MultiHeadAttention):
+    said = "decodes otherwise than it reads: with its cache, output"
+
+    def remember(self, new, cache, shared):
+        held, k_pos = super().remember(new, cache, shared)
+        return (held if cache is None else {**held, "v": held["v"].roll(1, -2)}), k_pos
+
+
+class ForgetsEarlierChunks(Attention):
+    """A state that each chunk begins anew: decoding in chunks of one token alone would show it."""
+
+    said = "decodes otherwise than it reads: with its cache, output 1 differs"
+
+    def __init__(self, d_in: int, d_out: int, context_length: int) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.out_proj = nn.Linear(d_in, d_out)
+
+    def forward(self, x_BTE, cache=None, shared=None):
+        self.begin(x_BTE, cache, shared)
+        return self.out_proj(x_BTE.cumsum(1))
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        return Cache({})
+
+    def flops(self, T: int, S: int) -> int:
+        return 0
+
+
+BROKEN: tuple[Any, ...] = (
+    *(PeeksOneAhead, MeanOfAll, DetachedMeanOfAll, ExpertChoice, TopKBeforeTheMask, ChunkLeak),
+    *(AverageLength, BatchMean, BatchNorm, RemembersBatches, DropsInEvaluation, NaNAtOneToken),
+    *(WrongShape, ReturnsATuple, HalfPrecision, InfiniteGradient),
+    *(ForgetsTheCache, CacheOffByOne, ForgetsEarlierChunks),
+)
+
+
+class IgnoresDropout(Mixer):
+    """Sound, but dropout is taken and never used."""
+
+    def __init__(self, d_in: int, d_out: int, dropout: float = 0.0) -> None:
+        super().__init__(d_in, d_out)
+
+
+class UnusedParameters(Mixer):
+    """Sound, but with a layer that no output depends on."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out)
+        self.spare = nn.Linear(d_in, d_out)
+
+
+class OfItsOwnSize(nn.Module):
+    """Sound in a model of 32 channels only: it takes none of our sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.projection(x)
+
+
+class TorchAttention(nn.Module):
+    """torch's own multi-head attention with a causal mask."""
+
+    def __init__(self, d_in: int, d_out: int, num_heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(d_in, num_heads, dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(
+            x.shape[1], device=x.device, dtype=x.dtype
+        )
+        return self.inner(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
+
+
+class DeltaRule(nn.Module):
+    """The gated delta rule by fla's naive chunked form, as transformers has it in torch alone.
+
+    It insists on float32.
+    """
+
+    def __init__(self, d_in: int, d_out: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.gates = nn.Linear(d_in, 3 * d_out), nn.Linear(d_in, 2 * num_heads)
+        self.out_proj = nn.Linear(d_out, d_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        from transformers.models.qwen3_next.modeling_qwen3_next import (
+            torch_chunk_gated_delta_rule,
+        )
+
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        decay, beta = self.gates(x).chunk(2, -1)
+        g = -F.softplus(decay)
+        y, _ = torch_chunk_gated_delta_rule(
+            *(q, k, v, g, beta.sigmoid()), use_qk_l2norm_in_kernel=True
+        )
+        return self.out_proj(y.flatten(2))

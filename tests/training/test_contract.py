@@ -1,0 +1,119 @@
+"""The check of each kind of layer before a run: what it refuses, and what it must not refuse."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import broken_layers
+import pytest
+import torch
+from building import menu, settings
+from support import command, tiny
+
+from gptattn.attention.foreign import ForeignAttention
+from gptattn.errors import ForeignError
+from gptattn.model.cost import measure_cost
+from gptattn.settings.build import build_model
+from gptattn.settings.config import TrainConfig
+from gptattn.training.contract import BrokenLayer, check_layers
+
+
+def foreign(target: str, *overrides: str, **spec: Any) -> TrainConfig:
+    """Settings whose attention is a class of tests/broken_layers.py, or one with a full name."""
+    name = target if "." in target else f"broken_layers.{target}"
+    allowed = ["broken_layers", "x_transformers"]
+    return replace(settings(*overrides), attn={"_target_": name, **spec}, allow_targets=allowed)
+
+
+@pytest.mark.parametrize("broken", broken_layers.BROKEN, ids=lambda one: one.__name__)
+def test_a_broken_layer_is_refused_and_the_line_says_what_is_wrong(broken):
+    with pytest.raises(BrokenLayer) as error:
+        check_layers(foreign(broken.__name__))
+    assert str(error.value).startswith(f"attn: {broken.__name__} ")
+    assert broken.said in str(error.value)
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt2_small"])
+@pytest.mark.parametrize("attn", menu("attn"))
+def test_no_mechanism_of_the_menu_is_refused(attn, model):
+    block = "gpt2" if model == "tiny" else "llama"
+    assert check_layers(settings(f"attn={attn}", f"model={model}", f"block={block}")) == []
+
+
+@pytest.mark.parametrize("part", menu("part"))
+def test_no_part_is_refused_nor_one_in_a_pattern_of_layers(part):
+    shape = ("model.num_layers=6", "model.dropout=0.3")
+    for attn in ("attn=cross_layer", "pattern=[sliding,mla,gqa]"):
+        if attn == "attn=cross_layer" or part not in ("qk_norm", "value_residual"):
+            assert check_layers(settings(attn, f"part=[{part}]", *shape)) == []
+
+
+X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}
+
+
+@pytest.mark.parametrize(
+    ("target", "spec"),
+    [
+        ("TorchAttention", {}),
+        ("DeltaRule", {}),
+        ("x_transformers.x_transformers.Attention", X_TRANSFORMERS),
+        ("x_transformers.x_transformers.Attention", X_TRANSFORMERS | {"qk_norm": True}),
+    ],
+)
+def test_a_sound_module_that_nobody_here_wrote_is_not_refused_and_decodes_as_it_reads(target, spec):
+    if target.startswith("x_"):
+        pytest.importorskip("x_transformers")
+    cfg = foreign(target, "model.dropout=0.2", **spec)
+    assert check_layers(cfg) == []
+    model = build_model(cfg, 13).double().eval()
+    ids = torch.randint(13, (2, 9))
+    with torch.no_grad():
+        expected, cache = model(ids), model.new_cache(2)
+        y = torch.cat([model(part, cache) for part in ids.split([4, 1, 4], 1)], 1)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
+        # Left padding: the second row has two ids fewer.
+        cache = model.new_cache(2, padding_B=torch.tensor([0, 2]))
+        padded = torch.cat([model(part, cache) for part in ids.split([5, 4], 1)], 1)
+        torch.testing.assert_close(padded[1, 2:], model(ids[1:, 2:])[0], rtol=0, atol=1e-6)
+
+
+def test_what_is_unusual_but_sound_is_noted():
+    (note,) = check_layers(foreign("UnusedParameters"))
+    assert note == "attn: UnusedParameters does not use its spare.weight, spare.bias"
+    assert check_layers(foreign("IgnoresDropout")) == []
+    (note,) = check_layers(foreign("IgnoresDropout", "model.dropout=0.1"))
+    assert note == "attn: IgnoresDropout takes dropout, and ignores it"
+
+
+def test_a_module_with_a_size_of_its_own_is_checked_at_the_model_s_and_refused_at_another():
+    assert check_layers(foreign("OfItsOwnSize", "model.d_model=32")) == []
+    with pytest.raises(ForeignError) as error:
+        check_layers(foreign("OfItsOwnSize"))
+    assert error.value.field.endswith(f"broken_layers.py:{line_of('self.projection(x)')}")
+    assert "OfItsOwnSize was given x [70, 70, 64] float32" in error.value.message
+
+
+def line_of(text: str) -> int:
+    lines = Path(broken_layers.__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if text in line)
+
+
+def test_the_flops_of_a_foreign_module_are_counted_by_hand():
+    # Two Linear layers of 64 x 64, and scores and sums of all 16 x 16 pairs with 64 channels.
+    module = broken_layers.TorchAttention(64, 64, 4)
+    attention = ForeignAttention(module, 64, 64, 16)
+    assert attention.flops(16, 16) == 2 * 2 * 16 * 16 * 64 + 2 * 16 * 3 * 64 * 64
+    cost = measure_cost(build_model(foreign("Mixer"), 13))
+    assert cost.kv_bytes_per_token is None
+
+
+def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path, capfd):
+    own = ("attn._target_=broken_layers.PeeksOneAhead", "allow_targets=[broken_layers]")
+    given = tiny(tmp_path, "attn=single_head", *own)
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "peeks.yaml").write_text("_target_: broken_layers.PeeksOneAhead\n")
+    given = tiny(tmp_path, "attn=peeks", own[1], "run_dir=run")
+    assert command(tmp_path, *given) == 2
+    assert "error: attn: PeeksOneAhead is not causal" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert command(tmp_path, *given, "checks=false") == 0
