@@ -19,6 +19,7 @@ from gptattn.attention.cache import Cache
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError, ForeignError
 from gptattn.machine.ending import find_own_code
+from gptattn.position.base import Documents
 from gptattn.settings.build import acts_in_heads, build_layer
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
@@ -249,11 +250,18 @@ def check_prefixes(
                 )
 
 
-def run(stack: Stack, x: Tensor, chunks: Sequence[int] | None = None, seed: int = 0) -> Tensor:
+def run(
+    stack: Stack,
+    x: Tensor,
+    chunks: Sequence[int] | None = None,
+    *,
+    seed: int = 0,
+    documents: Documents | None = None,
+) -> Tensor:
     """Return the last layer's y [B, T, d_out], from the random state of this seed.
 
     Each layer reads the stream to which the ones before it have added. `chunks`: through caches,
-    with so many tokens at a time. Raises ConfigError for an output of the wrong kind, or CannotRun.
+    with so many tokens at a time. `documents`: of rows that hold several. Raises CannotRun.
     """
     torch.manual_seed(seed)
     caches: list[Cache | None] = [None] * len(stack.layers)
@@ -261,7 +269,7 @@ def run(stack: Stack, x: Tensor, chunks: Sequence[int] | None = None, seed: int 
         caches = [layer.new_cache(len(x), x.shape[1]) for layer in stack.layers]
     start, ys = 0, []
     for part in x.split(list(chunks or [x.shape[1]]), dim=1):
-        shared, stream, y = Shared(range(start, start + part.shape[1])), part, part
+        shared, stream, y = Shared(documents or range(start, start + part.shape[1])), part, part
         for layer, cache in zip(stack.layers, caches, strict=True):
             y = _call(stack, layer, stream, cache, shared)
             stream = stream + y

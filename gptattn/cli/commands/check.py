@@ -1,0 +1,150 @@
+"""Check an attention of one's own as the menu's are tested, and print what holds."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from gptattn.attention.base import HasHeads, HasMaps
+from gptattn.machine.ending import run_command
+from gptattn.model.cost import measure_cost
+from gptattn.position.base import Documents
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+from gptattn.settings.config import TrainConfig
+from gptattn.training.contract import (
+    TOLERANCE,
+    BrokenLayer,
+    CannotRun,
+    Stack,
+    build_layers,
+    check_layers,
+    explain,
+    list_stacks,
+    run,
+)
+
+HELP = """gptattn-check attn=mine
+
+Checks the attention of these settings, which are those of train.py: each kind of layer must be
+causal, decode as it reads, have finite gradients, and be whole in a checkpoint. Prints what holds,
+and exits with 2 at the first thing that does not. --config-dir=DIR: where attn/mine.yaml is, if not
+here."""
+DROPOUT = 0.4
+
+
+def main() -> NoReturn:
+    """Run `gptattn-check OVERRIDE...`. Exits with the codes of `gptattn.errors`."""
+    overrides = [_read_flag(argument) for argument in sys.argv[1:]]
+    if not overrides or {"-h", "--help"} & {*overrides}:
+        print(HELP)
+        sys.exit(0 if overrides else 2)
+    sys.exit(run_command(lambda: check(overrides)))
+
+
+def _read_flag(argument: str) -> str:
+    """Return train.py's --config-dir=DIR as the setting that stands for it."""
+    flag, _, folder = argument.partition("=")
+    return (
+        f"hydra.searchpath=[file://{Path(folder).absolute()}]"
+        if flag == "--config-dir"
+        else argument
+    )
+
+
+def check(overrides: Sequence[str]) -> None:
+    """Print a line for each check. Raises a UserError for the first that fails."""
+    cfg = settings(overrides)
+    print(f"{cfg.variant}, on the CPU")
+    checks: dict[str, Callable[[TrainConfig], Iterator[str]]] = {
+        "contract": _check_contract,
+        "saving": _check_saving,
+        "documents": _check_documents,
+        "costs": _list_costs,
+        "abilities": _list_abilities,
+    }
+    for name, run_check in checks.items():
+        try:
+            for line in run_check(cfg):
+                print(f"  {name:<12} {line}", flush=True)
+        except CannotRun as error:
+            raise explain(error) from error.__cause__
+    print(f"{cfg.variant} can be compared")
+
+
+def _check_contract(cfg: TrainConfig) -> Iterator[str]:
+    notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
+    yield "no output changes with a later token, another row, or another batch"
+    yield "prefixes, and chunks through the cache, give the same outputs"
+    yield "gradients are finite; nothing is random in evaluation"
+    yield from (f"note: {note.partition(': ')[2]}" for note in notes)
+
+
+def _check_saving(cfg: TrainConfig) -> Iterator[str]:
+    one, two = _list_small_stacks(cfg), _list_small_stacks(cfg, seed=1)
+    for first, second in zip(one, two, strict=True):
+        for source, target in zip(first.layers, second.layers, strict=True):
+            target.load_state_dict(source.state_dict())
+        if not _same(run(first, _inputs(first)), run(second, _inputs(first))):
+            raise BrokenLayer(
+                first.field,
+                f"{first.title} is not whole in a checkpoint: a copy with its state_dict() gives "
+                "other outputs; use nn.Parameter or register_buffer for what is drawn or learned",
+            )
+    yield "a copy with the same state_dict() gives the same outputs"
+
+
+def _check_documents(cfg: TrainConfig) -> Iterator[str]:
+    for stack in _list_small_stacks(cfg):
+        if not all(layer.keeps_documents for layer in stack.layers):
+            yield f"{stack.title} cannot keep them apart: data.mask_documents=true is refused"
+            return
+        x = _inputs(stack)
+        number_BT = (torch.arange(x.shape[1]) >= 20).long().expand(len(x), -1)
+        both = run(stack, x, documents=Documents.numbered(number_BT))
+        if not _same(both, torch.cat([run(stack, x[:, :20]), run(stack, x[:, 20:])], 1)):
+            raise BrokenLayer(
+                stack.field,
+                f"{stack.title} mixes documents of one row; keep them apart, or leave "
+                "keeps_documents = False",
+            )
+    yield "two in a row do not see each other"
+
+
+def _list_costs(cfg: TrainConfig) -> Iterator[str]:
+    with torch.device("meta"):
+        cost = measure_cost(build_model(cfg, 256))
+    yield f"{cost.params:,} parameters, {cost.params_attention:,} of them in attention"
+    yield f"{cost.flops_per_token * 1e-6:,.2f} MFLOPs per token in training"
+    if cost.kv_bytes_per_token is None:
+        yield "no cache: each new token reads the whole text again"
+    else:
+        yield f"{cost.kv_bytes_per_token:,.0f} bytes of cache per token"
+
+
+def _list_abilities(cfg: TrainConfig) -> Iterator[str]:
+    last = [stack.layers[-1] for stack in _list_small_stacks(cfg)]
+    maps, heads = (all(isinstance(one, kind) for one in last) for kind in (HasMaps, HasHeads))
+    yield f"attention maps: {'yes' if maps else 'no'}; weights per head: {'yes' if heads else 'no'}"
+
+
+def _list_small_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
+    torch.manual_seed(seed)
+    stacks = list(list_stacks(build_layers(cfg), cfg))
+    for stack in stacks:
+        for layer in stack.layers:
+            layer.eval()
+    return stacks
+
+
+def _inputs(stack: Stack) -> torch.Tensor:
+    T = min(70, stack.layers[-1].context_length)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, T, stack.layers[-1].d_in, generator=generator)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool((a - b).abs().max() <= TOLERANCE[torch.float32] * a.abs().max())
