@@ -1,0 +1,114 @@
+"""A variant in the folder where a command is typed: `mine.py` and `attn/mine.yaml`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from support import command, config, run_folders, tiny
+
+from gptattn.cli.commands import check, generate
+from gptattn.errors import ConfigError
+from gptattn.runs.load import load_run
+from gptattn.settings.construct import ForeignTarget
+
+SHIFTS = """
+import torch
+from torch import nn
+
+
+class Shift(nn.Module):
+    def __init__(self, d_in, d_out, share):
+        super().__init__()
+        self.share, self.out_proj = share, nn.Linear(d_in, d_out)
+
+    def forward(self, x):
+        before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+        return self.out_proj(x + self.share * before)
+"""
+
+
+def write_own(folder: Path, name: str, module: str = SHIFTS) -> Path:
+    """A folder with a module of this name, and the YAML that chooses its class."""
+    (folder / "attn").mkdir(parents=True)
+    (folder / f"{name}.py").write_text(module)
+    (folder / "attn" / f"{name}.yaml").write_text(f"_target_: {name}.Shift\nshare: 0.5\n")
+    return folder
+
+
+def test_the_two_files_are_enough_where_the_command_is_typed_and_nowhere_else(tmp_path, capfd):
+    here = write_own(tmp_path / "here", "own_shift")
+    assert command(here, *tiny(tmp_path, "attn=own_shift", "run_dir=run")) == 0
+    assert "attention: 0 of" in capfd.readouterr().out
+    assert config(here / "run")["code_folders"] == [str(here)]
+    assert command(here, f"resume={here / 'run'}", "budget.steps=6") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        generate.run([f"run={here / 'run'}", "prompt=a", "tokens=3"])
+        assert "no cache: the whole text is read again for each token" in capfd.readouterr().err
+        patch.chdir(tmp_path)  # above it: still files of whoever types
+        assert load_run(here / "run").cfg.variant == "own_shift"
+        (tmp_path / "else").mkdir()
+        patch.chdir(tmp_path / "else")
+        patch.delitem(sys.modules, "own_shift")
+        patch.setattr(sys, "path", [one for one in sys.path if one != str(here)])
+        with pytest.raises(ForeignTarget, match=r"own_shift.Shift is .*add allow_targets=\[own_sh"):
+            load_run(here / "run")
+        assert load_run(here / "run", ["own_shift"]).cfg.variant == "own_shift"
+
+
+def test_a_config_dir_brings_its_modules_with_it_for_sweeps_too(tmp_path):
+    there = write_own(tmp_path / "there", "own_shift_there")
+    flags = (f"--config-dir={there}", "-m", *tiny(tmp_path, "attn=mha,own_shift_there"))
+    assert command(tmp_path, *flags) == 0
+    names = {folder.name.partition("_s1")[0] for folder in run_folders(tmp_path)}
+    assert names == {"mha", "own_shift_there"}
+
+
+BROKEN = SHIFTS.replace("x + self.share * before", "x + self.share * x.roll(-1, 1)")
+RAISES = SHIFTS.replace("x + self.share * before", "x @ self.share")
+
+
+def test_a_sweep_refuses_the_broken_variant_alone_and_trains_the_others(tmp_path, capfd):
+    here = write_own(tmp_path / "here", "own_broken", BROKEN)
+    assert command(here, "-m", *tiny(tmp_path, "attn=mha,own_broken", "seed=1,2")) == 2
+    err = capfd.readouterr().err
+    assert err.startswith("refused: own_broken: attn: Shift is not causal: output 0 changes with")
+    assert err.splitlines()[-1].startswith("error: sweep: own_broken was refused: attn: Shift is")
+    assert len(run_folders(here)) == 2
+
+
+def test_an_error_in_the_user_s_file_is_theirs_with_line_and_shapes(tmp_path, capfd):
+    here = write_own(tmp_path / "here", "own_raises", RAISES)
+    assert command(here, *tiny(tmp_path, "attn=own_raises", "run_dir=run")) == 1
+    line = capfd.readouterr().err.splitlines()[-1]
+    number = 1 + RAISES.splitlines().index("        return self.out_proj(x @ self.share)")
+    assert line.startswith(f"error: own_raises.py:{number}: TypeError: ")
+    assert "Shift was given x [" in line
+    assert "report" not in line
+    assert not (here / "run").exists()
+    (here / "own_raises.py").write_text("import nonesuch\n")
+    sys.modules.pop("own_raises", None)
+    assert command(here, *tiny(tmp_path, "attn=own_raises")) == 1
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith(
+        "error: own_raises.py:1: ModuleNotFoundError: No module named 'nonesuch'"
+    )
+
+
+def test_the_check_prints_what_holds_and_refuses_what_no_checkpoint_keeps(tmp_path, capsys):
+    kept = SHIFTS.replace("self.share * before", "self.share * self.scale * before")
+    kept = kept.replace("nn.Linear(d_in, d_out)", "nn.Linear(d_in, d_out)\n        SCALE")
+    sound = kept.replace("SCALE", "self.scale = nn.Parameter(torch.randn(1))")
+    lost = kept.replace("SCALE", "self.scale = torch.randn(1)")
+    for name, module in (("own_sound", sound), ("own_lost", lost)):
+        write_own(tmp_path / name, name, module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path / name)
+            if module is sound:
+                check.check([f"attn={name}"])
+                continue
+            with pytest.raises(ConfigError, match=r"^attn: Shift is not whole in a checkpoint"):
+                check.check([f"attn={name}"])
+    out = capsys.readouterr().out
+    assert "own_sound can be compared" in out
+    assert "  costs        no cache: each new token reads the whole text again" in out
