@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from gptattn.compare.comparison import BITS, Across, Comparison, Row, Section
-from gptattn.compare.ladder import BEYOND, LadderReport, Multiplier
+from gptattn.compare.ladder import BEYOND, MAX_TIMES, LadderReport, Multiplier
 from gptattn.compare.statistics import (
     ALPHA,
     RESOLUTION,
@@ -334,6 +334,11 @@ def ladder_words(report: LadderReport) -> list[str]:
             f"{report.baseline} for {loss}."
             for name, found in scaled.multipliers.items()
         ]
+        if scaled.left_out:
+            lines.append(
+                f"Left out, as the same loss would take more than {MAX_TIMES:,} times the "
+                f"{NEEDS[scaled.cost]} of {report.baseline}: {listed(scaled.left_out)}."
+            )
     compute = report.costs[0]
     errors = [
         f"{name} by {compute.predicted[name] - loss:+.4f}"
