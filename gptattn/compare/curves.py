@@ -149,9 +149,14 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
     """Return `val` if each run with curves has FEWEST_VALIDATIONS validations, else `train`."""
-    known = [curves[run.folder] for row in section.rows for run in row.runs if run.folder in curves]
-    lengths = [len(each.val) for each in known if len(each.train) + len(each.val)]
-    return "val" if lengths and min(lengths) >= FEWEST_VALIDATIONS else "train"
+    runs = [run for row in section.rows for run in row.runs if run.folder in curves]
+    known = [(curves[run.folder], run.until) for run in runs]
+    counts = [
+        np.count_nonzero(each.val["step"] <= until)
+        for each, until in known
+        if len(each.train) + len(each.val)
+    ]
+    return "val" if counts and min(counts) >= FEWEST_VALIDATIONS else "train"
 
 
 def average_rows(
@@ -285,10 +290,11 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
 
 def _remove_former_board(folder: Path) -> None:
     """Remove an earlier report's event files and any folders this empties."""
-    for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
+    for file in [*folder.rglob(f"events.out.tfevents.*{BOARD_MARK}")]:
         file.unlink()
-    for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
-        if not any(below.iterdir()):
+        for below in file.parents:
+            if below == folder or any(below.iterdir()):
+                break
             below.rmdir()
 
 
