@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import Across, Comparison, Section
+from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values
 from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
-from gptattn.compare.ladder import LadderReport
+from gptattn.compare.ladder import LADDER_COSTS, LadderReport
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
 from gptattn.machine.disk import disk_errors, write_atomically
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MAX_FAILURES = 3  # failed runs named with their reasons
-FORMER_PLOT = re.compile(r"(\d+_)?(loss|pareto|ladder)_\w+\.(svg|png)")
+# Of the plots that we write, and may remove.
+PLOT_NAMES = (
+    *(f"loss_{axis}" for axis in ("tokens", "flops", "seconds", "sizes", "cache")),
+    *("loss_position", "loss_position_beyond"),
+    *(f"pareto_{cost}" for cost in COSTS),
+    *(f"ladder_{cost}" for cost in LADDER_COSTS),
+)
+FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
 
 
 def write_report(

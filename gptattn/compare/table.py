@@ -308,6 +308,11 @@ def show(comparison: Comparison) -> None:
         for line in [*table.words, *table.notes]:
             console.print(f"- {line}")
         console.print()
-    lines = [line for section in comparison.sections for line in section.warnings]
-    for line in dict.fromkeys([*lines, *comparison.warnings]):
+    for line in warning_lines(comparison):
         print(f"warning: {line}", file=sys.stderr)
+
+
+def warning_lines(comparison: Comparison) -> list[str]:
+    """Return the warnings of all sections and of the whole, each once."""
+    lines = [line for section in comparison.sections for line in section.warnings]
+    return list(dict.fromkeys([*lines, *comparison.warnings]))
