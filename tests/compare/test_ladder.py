@@ -283,3 +283,5 @@ def test_table_page_json_and_plots_have_the_ladder(
     assert node["costs"][0]["multipliers"]["gqa"]["value"] == pytest.approx(1.464, rel=0.03)
     plots = {f"ladder_{cost}" for cost in ("compute", "cache", "seconds")}
     assert {file.stem for file in tmp_path.glob("ladder_*.svg")} == plots
+    report(write_run(tmp_path / "runs" / "one", "mha", 1, 2.0), "--out", tmp_path)
+    assert not [*tmp_path.glob("*.svg")]
