@@ -6,7 +6,7 @@ rows a batch holds is a pure function of (seed, step), as with text.
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,10 @@ class Task(Source):
     val_rows: int = 1000
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if type(value) is int and value < 1:
-                raise ValueError(f"{name}={value} is not a positive number")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < 1:
+                raise ValueError(f"{field.name}={value} is not a positive number")
         least, _ = self.least()
         if self.vocab_size < least:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
