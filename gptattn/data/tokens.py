@@ -201,7 +201,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
         with replacing(folder / TOKENS) as file, tempfile.TemporaryFile(dir=folder) as held_out:
             train, val = TokenWriter(file), TokenWriter(held_out)
             text_sha256 = source.write_tokens(request, train, val)
-            if not (train.tokens and val.tokens):
+            if not train.tokens or val.tokens <= val.context:  # nothing to score
                 raise DataError(
                     "data",
                     f"{source.name} is too short to train on one part of it and hold out another; "
