@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch, Batches
+from gptattn.data.sampler import Batch, Batches, draws
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
@@ -192,7 +192,7 @@ class SelectiveCopy(Task):
 
 def task_rows(task: Task, seed: int, step: int, rows: int, length: int) -> Rows:
     """Return the rows of optimizer step `step`: a pure function of (seed, step)."""
-    return task.draw(np.random.Generator(np.random.Philox(key=[seed, step])), rows, length)
+    return task.draw(draws(seed, step), rows, length)
 
 
 def _different(
@@ -255,7 +255,7 @@ class TaskData(RunData):
         return [row for row, content in enumerate(ids) if content.tobytes() in self.held_out]
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+        generator = draws(seed, step)
         ids, targets = self.task.draw(generator, batch_size, context_length)
         while known := self._held_out_rows(ids):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)

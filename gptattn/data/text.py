@@ -65,16 +65,16 @@ class TextSource(TokenSource):
                     writer = train if piece.side == "train" else val
                     if self.separated and piece.document != last.document:
                         digest.update(f"\0{piece.side}\0".encode())
-                    if (piece.document, piece.side) != (last.document, last.side):
-                        # The separator before the first held-out document is its context.
-                        if self.separated and (writer.documents or writer is val):
-                            writer.write(separator, starts=[0])
-                        writer.documents += 1
+                    begins = (piece.document, piece.side) != (last.document, last.side)
+                    # The separator before the first held-out document is its context.
+                    if self.separated and begins and (writer.tokens or writer is val):
+                        writer.write(separator, starts=[0])
                     last = piece
                     raw = utf8(piece.text, "data")
                     digest.update(raw)
                     writer.write(ids)
                     advance(len(raw))
+        train.documents = 1 + len(train.starts)
         return digest.hexdigest()
 
     def _read(self, fraction: float) -> Iterator[Piece]:

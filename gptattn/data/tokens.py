@@ -121,7 +121,7 @@ class TokenWriter:
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.tokens = 0
-        self.documents = 0  # 0: not counted
+        self.documents: int | None = None  # None: not counted
         self.context = 0  # ids at the beginning that are not scored
         self.starts = array("q")  # where documents begin, after the first
 
@@ -225,7 +225,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             train_tokens=train.tokens,
             val_start=val_start,
             val_bytes=_count_bytes(map_ids(folder / TOKENS)[val_start + 1 :], tokenizer),
-            documents=train.documents or None,
+            documents=train.documents,
         )
         raw = json.dumps(asdict(index), indent=1, ensure_ascii=False).encode()
         write_atomically(folder / INDEX, lambda file: file.write(raw))
