@@ -250,11 +250,7 @@ def _read(path: Path) -> Run:
         environment=_flat(summary.environment),
         match=summary.match,
         finished=folder.done_at,
-        choices={
-            key.removeprefix("choices."): value
-            for key, value in config.items()
-            if key.startswith("choices.")
-        },
+        choices=_flat(recorded.get("choices", {})),
         origin=PurePath(origin).name,
         steps=summary.steps,
         completed=summary.completed,

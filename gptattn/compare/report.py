@@ -1,6 +1,5 @@
 """Writes a report: one self-contained page, CSV and JSON of its figures, and the plots."""
 
-import csv
 import json
 import re
 import tempfile
@@ -14,7 +13,7 @@ import numpy as np
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
-from gptattn.compare.differences import count_values
+from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
 from gptattn.compare.ladder import LADDER_COSTS, LadderReport
@@ -126,13 +125,10 @@ def page_text(
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:
-    keys = sorted({key for run in comparison.runs for key in run.environment})
-    found = []
-    for key in keys:
-        values = [run.environment.get(key, "unknown") for run in comparison.runs]
-        shown = values[0] if len(set(values)) == 1 else count_values(values)
-        found.append((key.removeprefix("libraries."), shown))
-    return found
+    return [
+        (name, values[0] if len(set(values)) == 1 else count_values(values))
+        for name, values in environments(comparison.runs)
+    ]
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
@@ -171,8 +167,7 @@ def _describe_open_sweep(sweep: SweepStates) -> list[str]:
 
 def csv_text(comparison: Comparison) -> str:
     """Return `Comparison.table` as CSV; an empty cell has no value."""
-    table = comparison.table().map(_inert)
-    return table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    return comparison.table().map(_inert).to_csv(index=False, lineterminator="\n")
 
 
 def _inert(cell: Any) -> Any:

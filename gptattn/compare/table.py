@@ -68,7 +68,7 @@ def report_rows(section: Section) -> list[list[str]]:
     If each variant has its own learning rate, that is a column.
     """
     headings, *body = _metric_cells([row.metrics for row in section.rows])
-    rates = rates_differ(section.groups)
+    rates = rates_differ([row.runs[0] for row in section.rows])
     versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
     tests = [versus, "95% interval", "p"]
     cells = [["variant", "n", *["lr"] * rates, headings[0], *tests, *headings[1:]]]
