@@ -1,10 +1,10 @@
 """Splits runs into sections that are compared, and these into rows, and names the rows.
 
 A section has one model size, budget and text. Its runs may differ in what is compared: attention,
-position, and the block, unless each block has several variants: then the question is what holds in
-each, and each is a section. The same holds for optimizers and precisions. A variant may also have
-its own MLP width, chosen by `match`, or its own learning rate. Each tokenizer is a section: losses
-per token cannot be compared between tokenizers.
+position and the block. If every block has several variants, each block is its own section. The same
+holds for optimizers and precisions. A variant may also have its own MLP width, chosen by `match`,
+or its own learning rate. Each tokenizer is a section: losses per token cannot be compared between
+tokenizers.
 
 A row is runs that differ only in the seed. It is named by its variant and by what tells it from
 other rows of that variant: a config file where that explains it, otherwise the settings.

@@ -196,7 +196,7 @@ def _fields(node: Any) -> Any:
                 "title": node.title,
                 "words": verdicts.section_words(node),
                 "match": verdicts.match_words(node),
-                "certainty": verdicts.sure_words(node),
+                "certainty": verdicts.seed_notes(node),
                 "loss_by_position": position_losses(node),
                 "loss_by_cache": cache_costs(node),
             }

@@ -196,7 +196,7 @@ class Difference:
     first: int | None = None  # of the n, the first stage of `sweep.until`; None: no second stage
     asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
     paired: float = 0.0  # standard deviation of the differences over all n
-    unpaired: float = 0.0  # the same, if the two shared no seeds
+    unpaired: float = 0.0  # what it would be if the two had used different seeds
 
     @property
     def shown(self) -> bool:
@@ -206,10 +206,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Change:
-    """Means over the common seeds of two figures, and their difference, second minus first."""
+    """Means over the common seeds of two figures, and their difference, after minus before."""
 
-    first: float
-    second: float
+    before: float
+    after: float
     difference: Difference
 
 
@@ -277,9 +277,9 @@ def compare_family(
     m = comparisons or sum(pair.values.shape[1] > 1 for pair in family.values())
     changes = {}
     for (baseline, variant), pair in family.items():
-        first, second = pair.values.mean(axis=1)
+        before, after = pair.values.mean(axis=1)
         difference = _difference(variant, baseline, pair, m)
-        changes[variant] = Change(float(first), float(second), difference)
+        changes[variant] = Change(float(before), float(after), difference)
     return changes
 
 

@@ -136,7 +136,7 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
     words, notes = (
         verdicts.section_words(section),
-        [*verdicts.match_words(section), *verdicts.sure_words(section)],
+        [*verdicts.match_words(section), *verdicts.seed_notes(section)],
     )
     return TitledTable(section.title or title, report_rows(section), caption, words, notes)
 
@@ -221,7 +221,7 @@ def _across_table(across: Across) -> TitledTable:
     cells = [["variant", "n", first, second, "change", *tests, *[versus, *tests] * gaps]]
     for name, loss in across.losses.items():
         gap = across.gaps.get(name)
-        figures = [f"{loss.first:.4f}", f"{loss.second:.4f}", *difference_cells(loss.difference)]
+        figures = [f"{loss.before:.4f}", f"{loss.after:.4f}", *difference_cells(loss.difference)]
         figures += difference_cells(gap and gap.difference) * gaps
         cells.append([name, f"{loss.difference.n}", *figures])
     what = "losses" if across.metric == LOSS else "bits per byte"

@@ -159,7 +159,8 @@ def _import_datasets() -> ModuleType:
     try:
         import datasets
     except ImportError:
-        raise ConfigError("data", "hf needs the extra hf: pip install 'gptattn[hf]'") from None
+        what = "data=hf needs the extra hf: pip install 'gptattn[hf]'"
+        raise ConfigError("data", what) from None
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
     return datasets
 

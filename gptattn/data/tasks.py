@@ -139,7 +139,9 @@ class Copy(Task):
 
 @dataclass(frozen=True)
 class Induction(Task):
-    """Induction: random ids with a marker among them; the end asks what followed it.
+    """Induction: random ids, one a marker; the last id is the marker again.
+
+    The target is what followed it first.
 
         . . | D . . . . |
                         D

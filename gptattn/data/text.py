@@ -143,9 +143,9 @@ Document = TextFile | HeldText
 
 
 class PlainText(TextSource):
-    """Whole documents, and others to hold out; without those, the documents' tails are held out.
+    """Documents to train on, and others to hold out; if there are no others, the end of each is.
 
-    The tails together have `val_fraction` of the bytes, at least one character.
+    These ends together have `val_fraction` of the bytes, at least one character.
     """
 
     def __init__(self, train: Sequence[Document], held_out: Sequence[Document] = ()) -> None:

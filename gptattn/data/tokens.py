@@ -41,7 +41,7 @@ PIECE_TOKENS = 2**20  # read at a time
 class Index:
     """The JSON beside a token file."""
 
-    source: str  # hash of everything but the vocabulary that decides the ids
+    source: str  # hash of everything that decides the ids, except the vocabulary
     recipe: str  # the tokenizer's fingerprint before it read the text
     tokenizer: str  # and after
     choice: str  # the tokenizer's name in conf/tokenizer
@@ -160,7 +160,7 @@ class TokenSource(Source):
 
 
 def _hash_source(source: TokenSource, request: Request) -> str:
-    """Return a hash of everything but the vocabulary that decides the ids."""
+    """Return a hash of everything that decides the ids, except the vocabulary."""
     code = [class_code(type(one)) for one in (source, request.tokenizer)]
     made_of = [source.stamp(), request.val_fraction, *code]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()

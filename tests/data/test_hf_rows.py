@@ -107,7 +107,7 @@ def test_without_the_library_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"^data: hf needs the extra hf: pip install 'gptattn"):
+    with pytest.raises(ConfigError, match=r"^data: data=hf needs the extra hf: pip"):
         load(Rows(None, path=save("jsonl", tmp_path)), tmp_path / "cache")
 
 
