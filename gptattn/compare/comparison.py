@@ -6,7 +6,7 @@ to another.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,7 @@ def compare(
     sections = []
     for found, groups, name in zip(sets, grouped, picked, strict=True):
         row = name or typical_row(groups)
-        warnings = differences_in_settings(groups, row, own_rates=rates_differ(groups))
+        warnings = differences_in_settings(groups, row, own_rates=rates_differ(found.runs))
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))
@@ -277,10 +277,13 @@ def make_section(
     if leader == baseline:
         rivals = list(differences.values())
     else:
-        rivals = [_reverse(differences[leader])] if leader in differences else []
+        tested = max((d.comparisons for d in differences.values()), default=0)
         rest = [name for name in others if name != leader]
         pairs = math.comb(len(others), 2)
-        rivals += _differences_to(leader, rest, groups, pairs).values()
+        rivals = [
+            *_differences_to(leader, [baseline], groups, tested).values(),
+            *_differences_to(leader, rest, groups, pairs).values(),
+        ]
     # Two rows that are not the baseline only differ if one of them differs from it: if all variants
     # are equal, a false claim here needs a false claim against the baseline first.
     shown = {name for name, d in differences.items() if d.shown} | {baseline}
@@ -304,12 +307,6 @@ def _differences_to(
     return {name: change.difference for name, change in changes.items()}
 
 
-def _reverse(d: Difference) -> Difference:
-    """Return the difference with variant and baseline swapped."""
-    interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
-    return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
-
-
 def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
     """Return the mean and interval of each of REPORTED that one of the runs has."""
     found = {}
@@ -317,8 +314,7 @@ def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
         (values,) = pair_by_seed([members], metric).values
         if len(values):
             # Over all seeds, with `sweep.until` too: only differences decided how many there are.
-            interval = statistics.t_interval(values)
-            found[metric] = Estimate(len(values), float(values.mean()), interval)
+            found[metric] = statistics.estimate(values)
     return found
 
 
@@ -410,18 +406,13 @@ def _across(one: Section, other: Section) -> Across | None:
         gaps,
         sorted(set[str]().union(*others)),
         metric,
-        _token_bytes(bases[0][0], bases[1][0]) if tokenizers else None,
+        (_token_bytes(bases[0][0]), _token_bytes(bases[1][0])) if tokenizers else None,
     )
 
 
-def _token_bytes(*runs: Run) -> tuple[float, float] | None:
-    """Return the bytes per held-out token of each of two runs; None if unknown."""
-    bits = [run.metrics[LOSS] / math.log(2) for run in runs]
-    per_byte = [run.metrics.get(BITS, 0.0) for run in runs]
-    if not all(per_byte):
-        return None
-    first, second = (a / b for a, b in zip(bits, per_byte, strict=True))
-    return first, second
+def _token_bytes(run: Run) -> float:
+    """Return the bytes per held-out token."""
+    return int(run.data["val_bytes"]) / int(run.data["val_tokens"])
 
 
 def _other_settings(axis: str, before: Run, after: Run) -> set[str]:

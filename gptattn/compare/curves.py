@@ -18,7 +18,7 @@ from pandas import DataFrame
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line
-from gptattn.compare.statistics import Estimate, critical_t, t_interval
+from gptattn.compare.statistics import Estimate, critical_t, estimate
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
@@ -149,9 +149,14 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
     """Return `val` if each run with curves has FEWEST_VALIDATIONS validations, else `train`."""
-    known = [curves[run.folder] for row in section.rows for run in row.runs if run.folder in curves]
-    lengths = [len(each.val) for each in known if len(each.train) + len(each.val)]
-    return "val" if lengths and min(lengths) >= FEWEST_VALIDATIONS else "train"
+    runs = [run for row in section.rows for run in row.runs if run.folder in curves]
+    known = [(curves[run.folder], run.until) for run in runs]
+    counts = [
+        np.count_nonzero(each.val["step"] <= until)
+        for each, until in known
+        if len(each.train) + len(each.val)
+    ]
+    return "val" if counts and min(counts) >= FEWEST_VALIDATIONS else "train"
 
 
 def average_rows(
@@ -223,10 +228,10 @@ def position_losses(section: Section) -> list[PositionLoss]:
             band = average_curves([(middles, loss) for loss in losses])
             if band is None:
                 continue
-            loss = _estimate([one.loss for one in members])
+            loss = estimate([one.loss for one in members])
             beyond = None
             if length > trained:
-                beyond = _estimate([one.between(trained + 1, length) for one in members])
+                beyond = estimate([one.between(trained + 1, length) for one in members])
             windows = members[0].windows
             found.append(PositionLoss(row.name, length, trained, windows, loss, beyond, bins, band))
     return found
@@ -249,14 +254,10 @@ def cache_costs(section: Section) -> list[CacheCost]:
             some = [one for one in members if cache in one.caches]
             losses = [one.caches[cache].loss for one in some]
             changes = [one.caches[cache].loss - one.caches["full"].loss for one in some]
-            change = None if cache == "full" else _estimate(changes)
+            change = None if cache == "full" else estimate(changes)
             each = some[0].bytes_per_token(cache)
-            found.append(CacheCost(row.name, one_line(cache), each, _estimate(losses), change))
+            found.append(CacheCost(row.name, one_line(cache), each, estimate(losses), change))
     return found if any(one.change is not None for one in found) else []
-
-
-def _estimate(values: Sequence[float]) -> Estimate:
-    return Estimate(len(values), float(np.mean(values)), t_interval(values))
 
 
 def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
@@ -285,10 +286,11 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
 
 def _remove_former_board(folder: Path) -> None:
     """Remove an earlier report's event files and any folders this empties."""
-    for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
+    for file in [*folder.rglob(f"events.out.tfevents.*{BOARD_MARK}")]:
         file.unlink()
-    for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
-        if not any(below.iterdir()):
+        for below in file.parents:
+            if below == folder or any(below.iterdir()):
+                break
             below.rmdir()
 
 

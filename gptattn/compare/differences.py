@@ -221,12 +221,19 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
         names = ", ".join(differing[:MAX_NAMES])
         names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
         lines.append(f"the runs differ in code that affects results: {names}")
-    for key in sorted({key for run in runs for key in run.environment} - {"platform"}):
-        values = [_short(run.environment.get(key, "unknown")) for run in runs]
-        if len(set(values)) > 1:
-            name = key.removeprefix("libraries.")
+    for name, found in environments(runs):
+        values = [_short(value) for value in found]
+        if len(set(values)) > 1 and name != "platform":
             lines.append(f"the runs differ in {name} ({count_values(values)})")
     return lines
+
+
+def environments(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return each recorded fact about the environment, with its value in each run."""
+    return [
+        (key.removeprefix("libraries."), [run.environment.get(key, "unknown") for run in runs])
+        for key in sorted({key for run in runs for key in run.environment})
+    ]
 
 
 def _short(value: str) -> str:

@@ -250,11 +250,7 @@ def _read(path: Path) -> Run:
         environment=_flat(summary.environment),
         match=summary.match,
         finished=folder.done_at,
-        choices={
-            key.removeprefix("choices."): value
-            for key, value in config.items()
-            if key.startswith("choices.")
-        },
+        choices=_flat(recorded.get("choices", {})),
         origin=PurePath(origin).name,
         steps=summary.steps,
         completed=summary.completed,
@@ -305,8 +301,8 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return each run as it was when its first budget ended, and a note on each extended run.
 
     At that step the schedule was complete, so the run compares with runs that stopped there. If
-    runs of another variant were extended alike, the extended result is kept, after all others, as a
-    run with its own budget ("1000 steps, then 2000 steps").
+    runs of another variant or with other settings were extended alike, the extended result is kept,
+    after all others, as a run with its own budget ("1000 steps, then 2000 steps").
     """
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}
@@ -319,10 +315,11 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             extended.setdefault(history, []).append(_with_budget(run, history))
     notes = []
     for history, members in extended.items():
-        alike = len({run.variant for run in members}) > 1
+        alike = len({(run.variant, *sorted(run.settings.items())) for run in members}) > 1
         kept += members if alike else []
         for run in members:
-            final = f", {run.metrics[LOSS]:.4f}, has no run to compare with"
+            why = "is not compared: no other variant was extended the same way"
+            final = f", {run.metrics[LOSS]:.4f}, {why}"
             final = " is compared with runs extended alike" if alike else final
             notes.append(
                 one_line(

@@ -1,10 +1,10 @@
 """Splits runs into sections that are compared, and these into rows, and names the rows.
 
 A section has one model size, budget and text. Its runs may differ in what is compared: attention,
-position, and the block, unless each block has several variants: then the question is what holds in
-each, and each is a section. The same holds for optimizers and precisions. A variant may also have
-its own MLP width, chosen by `match`, or its own learning rate. Each tokenizer is a section: losses
-per token cannot be compared between tokenizers.
+position and the block. If every block has several variants, each block is its own section. The same
+holds for optimizers and precisions. A variant may also have its own MLP width, chosen by `match`,
+or its own learning rate. Each tokenizer is a section: losses per token cannot be compared between
+tokenizers.
 
 A row is runs that differ only in the seed. It is named by its variant and by what tells it from
 other rows of that variant: a config file where that explains it, otherwise the settings.
@@ -102,11 +102,6 @@ def _tokenizer(run: Run) -> list[str]:
     return [" ".join(filter(None, [run.data.get("tokenizer", ""), target])) or "?", *settings]
 
 
-def words_of(axis: str, run: Run) -> str:
-    """Return the run's place on the axis, in words."""
-    return ", ".join(words_by_axis(run)[axis]) or "?"
-
-
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
     """Split the runs into sets that can be compared, smaller models first.
 
@@ -158,7 +153,7 @@ def describe_conflict(runs: Sequence[Run]) -> str:
     found = []
     by_bytes = all("val_bytes" in run.data for run in runs)  # if equal, bits per byte are compared
     for axis in MUST_AGREE:
-        values = [words_of(axis, run) for run in runs]
+        values = [", ".join(words_by_axis(run)[axis]) or "?" for run in runs]
         if len(set(values)) > 1 and not (axis == "tokenizer" and by_bytes):
             found.append(f"{axis} ({count_values(values)})")
     return " and ".join(found)
@@ -208,11 +203,9 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     group has its own. Each group holds one run per seed, sorted by seed: the newest, because a
     repeat is no further sample.
     """
-    groups: dict[object, dict[int, Run]] = {}
-    for run in sorted(runs, key=lambda run: run.finished):
-        groups.setdefault(_row_key(run), {})[run.seed] = run
+    groups = _newest(runs)
     firsts = [next(iter(group.values())) for group in groups.values()]
-    hidden = {RATE} if _have_own_rates(firsts) else set[str]()
+    hidden = {RATE} if rates_differ(firsts) else set[str]()
     names = [run.variant for run in firsts]
     for variant in set(names):
         alike = [i for i, run in enumerate(firsts) if run.variant == variant]
@@ -232,27 +225,30 @@ def _row_key(run: Run) -> object:
     return run.variant, run.code, text, *sorted(run.settings.items())
 
 
+def _newest(runs: Sequence[Run]) -> dict[object, dict[int, Run]]:
+    """Return the newest run of each row and seed."""
+    rows: dict[object, dict[int, Run]] = {}
+    for run in sorted(runs, key=lambda run: run.finished):
+        rows.setdefault(_row_key(run), {})[run.seed] = run
+    return rows
+
+
 def name_copies(runs: Sequence[Run]) -> list[str]:
     """Return a line for each run that a newer one with the same seed replaces in its row."""
-    newest = {(run.seed, _row_key(run)): run for run in sorted(runs, key=lambda run: run.finished)}
+    newest = _newest(runs)
     lines = [
         f"{run.folder}: a copy of {other.folder.name}, which counts"
         for run in runs
-        if (other := newest[run.seed, _row_key(run)]).folder != run.folder
+        if (other := newest[_row_key(run)][run.seed]).folder != run.folder
     ]
     return list(dict.fromkeys(lines))  # an extended run may occur twice
 
 
-def rates_differ(groups: Groups) -> bool:
-    """Whether the groups differ in learning rate, each having a single one."""
-    return _have_own_rates([members[0] for members in groups.values()])
-
-
-def _have_own_rates(firsts: Sequence[Run]) -> bool:
-    """Whether learning rates vary, but no two runs differ in them alone."""
-    rates = {run.settings.get(RATE) for run in firsts}
-    rows = {_row_key(run) for run in firsts}
-    without = {_row_key(replace(run, settings=run.settings | {RATE: ""})) for run in firsts}
+def rates_differ(runs: Sequence[Run]) -> bool:
+    """Whether rows of these runs differ in learning rate, but no two of them in nothing else."""
+    rates = {run.settings.get(RATE) for run in runs}
+    rows = {_row_key(run) for run in runs}
+    without = {_row_key(replace(run, settings=run.settings | {RATE: ""})) for run in runs}
     return len(rates) > 1 and len(without) == len(rows)
 
 
@@ -278,7 +274,7 @@ def typical_row(groups: Groups) -> str:
     """
     firsts = [members[0] for members in groups.values()]
     keys = {key for run in firsts for key in run.settings}
-    keys -= {RATE} if _have_own_rates(firsts) else set()
+    keys -= {RATE} if rates_differ(firsts) else set()
     shared = dict(zip(groups, count_shared(firsts, keys), strict=True))
     rows = [row for row, members in groups.items() if members[0].variant == "mha"]
     return min(rows or groups, key=lambda row: (-shared[row], len(row.split()), row))

@@ -27,7 +27,8 @@ GRID = 24  # exponents tried before the search is refined
 MIN_SIZES = 4  # with fewer, the law fits whatever the losses
 GROWS = ("model", "budget")  # the axes on which the sections of a ladder differ
 BEYOND = 4.0  # times the largest compute: how far the law is extrapolated
-MAX_LOG = math.log(1e3)  # a variant that needs more than a thousand times as much has not learned
+MAX_TIMES = 1_000  # a variant that needs more times as much as the baseline has not learned
+MAX_LOG = math.log(MAX_TIMES)
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,7 @@ class Scaled:
     predicted: Mapping[str, float]  # the largest size's losses, from the law of the smaller ones
     measured: Mapping[str, float]
     beyond: Mapping[str, float] | None  # losses at BEYOND times the largest; None: the law fails
+    left_out: Sequence[str]  # variants that need more than MAX_TIMES as much
 
     @property
     def shared(self) -> bool:
@@ -315,17 +317,26 @@ def report_ladder(
         name: [[run for run in runs if run.seed in seeds] for runs in own]
         for name, own in rows.items()
     }
-    costs = [_scaled(cost, cells, baseline) for cost in LADDER_COSTS]
-    if costs[0] is None:
+    compute, *others = LADDER_COSTS
+    scaled = _scaled(compute, cells, baseline)
+    if scaled is None:
         return None
+    cells = {name: cells[name] for name in scaled.measured}
+    costs = [scaled, *(_scaled(cost, cells, baseline) for cost in others)]
     known = [scaled for scaled in costs if scaled is not None]
     return LadderReport(where, baseline, [size for size, _ in sizes], len(seeds), known)
 
 
-def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> Scaled | None:
+def _scaled(
+    cost: str,
+    cells: Mapping[str, list[list[Run]]],
+    baseline: str,
+    left_out: Sequence[str] = (),
+) -> Scaled | None:
     """Return what the runs of each variant and size say about the cost.
 
-    None if the cost does not grow or losses do not fall with it: then there is no law.
+    Variants that have not learned are left out. None if the cost does not grow or losses do not
+    fall with it: then there is no law.
     """
     of = LADDER_COSTS[cost]
     try:
@@ -348,8 +359,10 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
     measured = {name: float(own[-1].mean()) for name, own in losses.items()}
     reached = max(measured.values())
     times = multipliers(ladder, baseline, reached)
-    if not all(math.isfinite(one.value) for one in times.values()):
-        return None
+    if lost := [name for name, one in times.items() if not math.isfinite(one.value)]:
+        rest = {name: own for name, own in cells.items() if name not in lost}
+        # Fitted again: they bent the law of all.
+        return _scaled(cost, rest, baseline, [*left_out, *lost]) if len(rest) > 1 else None
     holds = misfit is not None and misfit >= ALPHA
     return Scaled(
         cost=cost,
@@ -364,4 +377,5 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
         beyond={name: law.loss(name, BEYOND * compute) for name, compute in largest.items()}
         if holds
         else None,
+        left_out=left_out,
     )

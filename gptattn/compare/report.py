@@ -1,6 +1,5 @@
 """Writes a report: one self-contained page, CSV and JSON of its figures, and the plots."""
 
-import csv
 import json
 import re
 import tempfile
@@ -12,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import Across, Comparison, Section
+from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
-from gptattn.compare.differences import count_values
+from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
-from gptattn.compare.ladder import LadderReport
+from gptattn.compare.ladder import LADDER_COSTS, LadderReport
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
 from gptattn.machine.disk import disk_errors, write_atomically
@@ -28,7 +27,14 @@ if TYPE_CHECKING:
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MAX_FAILURES = 3  # failed runs named with their reasons
-FORMER_PLOT = re.compile(r"(\d+_)?(loss|pareto|ladder)_\w+\.(svg|png)")
+# Of the plots that we write, and may remove.
+PLOT_NAMES = (
+    *(f"loss_{axis}" for axis in ("tokens", "flops", "seconds", "sizes", "cache")),
+    *("loss_position", "loss_position_beyond"),
+    *(f"pareto_{cost}" for cost in COSTS),
+    *(f"ladder_{cost}" for cost in LADDER_COSTS),
+)
+FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
 
 
 def write_report(
@@ -119,13 +125,10 @@ def page_text(
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:
-    keys = sorted({key for run in comparison.runs for key in run.environment})
-    found = []
-    for key in keys:
-        values = [run.environment.get(key, "unknown") for run in comparison.runs]
-        shown = values[0] if len(set(values)) == 1 else count_values(values)
-        found.append((key.removeprefix("libraries."), shown))
-    return found
+    return [
+        (name, values[0] if len(set(values)) == 1 else count_values(values))
+        for name, values in environments(comparison.runs)
+    ]
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
@@ -164,8 +167,7 @@ def _describe_open_sweep(sweep: SweepStates) -> list[str]:
 
 def csv_text(comparison: Comparison) -> str:
     """Return `Comparison.table` as CSV; an empty cell has no value."""
-    table = comparison.table().map(_inert)
-    return table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    return comparison.table().map(_inert).to_csv(index=False, lineterminator="\n")
 
 
 def _inert(cell: Any) -> Any:
@@ -194,7 +196,7 @@ def _fields(node: Any) -> Any:
                 "title": node.title,
                 "words": verdicts.section_words(node),
                 "match": verdicts.match_words(node),
-                "certainty": verdicts.sure_words(node),
+                "certainty": verdicts.seed_notes(node),
                 "loss_by_position": position_losses(node),
                 "loss_by_cache": cache_costs(node),
             }

@@ -151,18 +151,14 @@ def correlation_interval(correlation: float, n: int) -> Interval:
 
 
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
-    """Return the indices, by cost, of the points on the Pareto front; lower is better in both.
+    """Return the indices of the points on the Pareto front; lower is better in both.
 
     No other point has a lower cost at the same or a lower loss, or a lower loss at the same cost.
     """
     cost, loss = np.asarray(costs, dtype=np.float64), np.asarray(losses, dtype=np.float64)
-    order = [int(i) for i in np.lexsort((loss, cost)) if np.isfinite(cost[i])]
-    front: list[int] = []
-    for i in order:
-        same = front and cost[i] == cost[front[-1]] and loss[i] == loss[front[-1]]
-        if not front or loss[i] < loss[front[-1]] or same:
-            front.append(i)
-    return front
+    no_worse = (cost <= cost[:, None]) & (loss <= loss[:, None])  # [point, other]
+    better = (cost < cost[:, None]) | (loss < loss[:, None])
+    return np.flatnonzero(np.isfinite(cost) & ~(no_worse & better).any(axis=1)).tolist()
 
 
 @dataclass(frozen=True)
@@ -172,6 +168,12 @@ class Estimate:
     n: int
     mean: float
     interval: Interval | None
+
+
+def estimate(values: ArrayLike) -> Estimate:
+    """Return the mean of `values` [n], n > 0, with its interval."""
+    x = np.asarray(values, dtype=np.float64)
+    return Estimate(len(x), float(x.mean()), t_interval(x))
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Difference:
     first: int | None = None  # of the n, the first stage of `sweep.until`; None: no second stage
     asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
     paired: float = 0.0  # standard deviation of the differences over all n
-    unpaired: float = 0.0  # the same, if the two shared no seeds
+    unpaired: float = 0.0  # what it would be if the two had used different seeds
 
     @property
     def shown(self) -> bool:
@@ -204,10 +206,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Change:
-    """Means over the common seeds of two figures, and their difference, second minus first."""
+    """Means over the common seeds of two figures, and their difference, after minus before."""
 
-    first: float
-    second: float
+    before: float
+    after: float
     difference: Difference
 
 
@@ -275,37 +277,29 @@ def compare_family(
     m = comparisons or sum(pair.values.shape[1] > 1 for pair in family.values())
     changes = {}
     for (baseline, variant), pair in family.items():
-        first, second = pair.values.mean(axis=1)
+        before, after = pair.values.mean(axis=1)
         difference = _difference(variant, baseline, pair, m)
-        changes[variant] = Change(float(first), float(second), difference)
+        changes[variant] = Change(float(before), float(after), difference)
     return changes
 
 
 def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:
     """Return the statistics of the paired differences of values [2, n]."""
     d, first = pair.values[1] - pair.values[0], pair.first
-    plain = Difference(
+    mean, varied = float(d.mean()), not all_equal(d[:first])
+    spread = deviation(d, first) if varied else 0.0
+    return Difference(
         variant=name,
         baseline=baseline,
         n=len(d),
-        mean=float(d.mean()),
-        deviation=0.0,
-        interval=None,
-        p=None,
+        mean=mean,
+        deviation=spread,
+        interval=t_interval(d, comparisons, first) if varied else None,
+        p=paired_p(d, comparisons, first) if varied else None,
         comparisons=comparisons,
-        seeds_needed=None,
+        seeds_needed=seeds_needed(mean, spread, comparisons) if varied else None,
         first=first,
         asked=pair.asked,
-    )
-    if all_equal(d[:first]):
-        return plain
-    spread = deviation(d, first)
-    return replace(
-        plain,
-        deviation=spread,
-        paired=deviation(d),
-        unpaired=pair.unpaired,
-        interval=t_interval(d, comparisons, first),
-        p=paired_p(d, comparisons, first),
-        seeds_needed=seeds_needed(plain.mean, spread, comparisons),
+        paired=deviation(d) if varied else 0.0,
+        unpaired=pair.unpaired if varied else 0.0,
     )

@@ -68,7 +68,7 @@ def report_rows(section: Section) -> list[list[str]]:
     If each variant has its own learning rate, that is a column.
     """
     headings, *body = _metric_cells([row.metrics for row in section.rows])
-    rates = rates_differ(section.groups)
+    rates = rates_differ([row.runs[0] for row in section.rows])
     versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
     tests = [versus, "95% interval", "p"]
     cells = [["variant", "n", *["lr"] * rates, headings[0], *tests, *headings[1:]]]
@@ -136,7 +136,7 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
     words, notes = (
         verdicts.section_words(section),
-        [*verdicts.match_words(section), *verdicts.sure_words(section)],
+        [*verdicts.match_words(section), *verdicts.seed_notes(section)],
     )
     return TitledTable(section.title or title, report_rows(section), caption, words, notes)
 
@@ -221,7 +221,7 @@ def _across_table(across: Across) -> TitledTable:
     cells = [["variant", "n", first, second, "change", *tests, *[versus, *tests] * gaps]]
     for name, loss in across.losses.items():
         gap = across.gaps.get(name)
-        figures = [f"{loss.first:.4f}", f"{loss.second:.4f}", *difference_cells(loss.difference)]
+        figures = [f"{loss.before:.4f}", f"{loss.after:.4f}", *difference_cells(loss.difference)]
         figures += difference_cells(gap and gap.difference) * gaps
         cells.append([name, f"{loss.difference.n}", *figures])
     what = "losses" if across.metric == LOSS else "bits per byte"
@@ -308,6 +308,11 @@ def show(comparison: Comparison) -> None:
         for line in [*table.words, *table.notes]:
             console.print(f"- {line}")
         console.print()
-    lines = [line for section in comparison.sections for line in section.warnings]
-    for line in dict.fromkeys([*lines, *comparison.warnings]):
+    for line in warning_lines(comparison):
         print(f"warning: {line}", file=sys.stderr)
+
+
+def warning_lines(comparison: Comparison) -> list[str]:
+    """Return the warnings of all sections and of the whole, each once."""
+    lines = [line for section in comparison.sections for line in section.warnings]
+    return list(dict.fromkeys([*lines, *comparison.warnings]))

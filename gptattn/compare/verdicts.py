@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from gptattn.compare.comparison import BITS, Across, Comparison, Row, Section
-from gptattn.compare.ladder import BEYOND, LadderReport, Multiplier
+from gptattn.compare.ladder import BEYOND, MAX_TIMES, LadderReport, Multiplier
 from gptattn.compare.statistics import (
     ALPHA,
     RESOLUTION,
@@ -29,7 +29,7 @@ NEEDS = {
 NAMES = {LOSS: ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 # What `match` made equal, and what it changed.
 MATCHED = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache", "model.d_mlp": "MLP"}
-FEWEST_FOR_FIRST = 3  # seeds per row needed to name a best row
+MIN_FOR_BEST = 3  # seeds per row needed to name a best row
 
 
 def nats(value: float) -> str:
@@ -114,7 +114,7 @@ def section_words(section: Section) -> list[str]:
     for row in others:
         loss, costs = difference_words(row, baseline), cost_words(row, baseline)
         sentences.append(f"{loss}; {row.name} {listed(costs)}." if costs else f"{loss}.")
-    return [*sentences, first_words(section)]
+    return [*sentences, best_words(section)]
 
 
 def difference_words(row: Row, baseline: Row) -> str:
@@ -188,21 +188,21 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     return words
 
 
-def first_words(section: Section) -> str:
+def best_words(section: Section) -> str:
     """Return the sentence on the best row, or why none is named.
 
-    A best row needs FEWEST_FOR_FIRST seeds in every row and an empty `section.alike`.
+    A best row needs MIN_FOR_BEST seeds in every row and an empty `section.alike`.
     """
     leader = next(row for row in section.rows if row.name == section.leader)
-    few = [f"{row.name}: {row.n}" for row in section.rows if row.n < FEWEST_FOR_FIRST]
+    few = [f"{row.name}: {row.n}" for row in section.rows if row.n < MIN_FOR_BEST]
     if not few:
         few = [
             f"{d.variant} and {d.baseline} in common: {d.n}"
             for d in section.rivals
-            if d.n < FEWEST_FOR_FIRST
+            if d.n < MIN_FOR_BEST
         ]
     if few:
-        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({listed(few)}): no variant is named best."
+        return f"Fewer than {MIN_FOR_BEST} seeds ({listed(few)}): no variant is named best."
     lowest = f"{leader.name} has the lowest mean loss, but"
     better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
     if better:
@@ -244,7 +244,7 @@ def match_words(section: Section) -> list[str]:
     return lines
 
 
-def sure_words(section: Section) -> list[str]:
+def seed_notes(section: Section) -> list[str]:
     """Say why there are so many seeds, and what sharing them among variants was worth."""
     differences = [row.difference for row in section.rows if row.difference]
     lines = []
@@ -256,8 +256,8 @@ def sure_words(section: Section) -> list[str]:
         )
     paired = [d for d in differences if d.n >= FEWEST_FOR_PAIRING and d.unpaired]
     if paired:
-        free = sum(d.unpaired**2 for d in paired)
-        correlation = sum(d.unpaired**2 - d.paired**2 for d in paired) / free
+        unpaired_variance = sum(d.unpaired**2 for d in paired)
+        correlation = sum(d.unpaired**2 - d.paired**2 for d in paired) / unpaired_variance
         n = min(d.n for d in paired)
         low, high = correlation_interval(correlation, n)
         lines.append(
@@ -285,14 +285,15 @@ def across_words(across: Across) -> list[str]:
     lines = [
         f"against {base}, {name} does {'better' if gap.difference.mean < 0 else 'worse'} with "
         f"{second} than with {first}, {size_words(gap.difference, unit)}: its difference to {base} "
-        f"is {signed(gap.first)} with {first}, {signed(gap.second)} with {second}."
+        f"is {signed(gap.before)} with {first}, {signed(gap.after)} with {second}."
         for name, gap in gaps.items()
     ]
     rest = [name for name in across.gaps if name not in gaps]
     if rest:
         lines.append(
-            f"no change of the difference to {base} from {first} to {second} can be shown for "
-            f"{listed(rest)}, with {seed_words(across.gaps[name].difference.n for name in rest)}."
+            f"for {listed(rest)}, the runs do not show that the difference from {base} changes "
+            f"between {first} and {second}, with "
+            f"{seed_words(across.gaps[name].difference.n for name in rest)}."
         )
     changes = {name: change.difference for name, change in across.losses.items()}
     said = {
@@ -334,6 +335,11 @@ def ladder_words(report: LadderReport) -> list[str]:
             f"{report.baseline} for {loss}."
             for name, found in scaled.multipliers.items()
         ]
+        if scaled.left_out:
+            lines.append(
+                f"Left out, as the same loss would take more than {MAX_TIMES:,} times the "
+                f"{NEEDS[scaled.cost]} of {report.baseline}: {listed(scaled.left_out)}."
+            )
     compute = report.costs[0]
     errors = [
         f"{name} by {compute.predicted[name] - loss:+.4f}"

@@ -6,13 +6,14 @@ then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, da
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from gptattn.data.run_data import Request
-from gptattn.data.text import find_sides
+from gptattn.data.text import expand_home, find_files, find_sides
 from gptattn.data.tokenizer import FOLDER
 from gptattn.data.tokens import (
     INDEX,
@@ -30,20 +31,21 @@ from gptattn.machine.read_progress import show_progress
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
+HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interval_train_1
 
 
 class BinFiles(TokenSource):
     """Ids of 16 bits: a prepared folder, or files of other projects.
 
-    `path` is a prepared folder; or one with `*train*.bin` and perhaps `*val*.bin`, as nanoGPT and
-    modded-nanogpt write them; or one such file. Without a held-out file, and without `val_path`,
-    the end of the ids is held out. A document begins at each end of text. Raises DataError, naming
-    the file, for what is missing, damaged, or no file of ids.
+    `path` is a prepared folder; or one with `*train*.bin` and perhaps `val*.bin` or `*_val*.bin`,
+    as nanoGPT and modded-nanogpt write them; or one such file. Without a held-out file, and without
+    `val_path`, the end of the ids is held out. A document begins at each end of text. Raises
+    DataError, naming the file, for what is missing, damaged, or no file of ids.
     """
 
     def __init__(self, path: str, val_path: str | None = None) -> None:
-        self.path, self.val_path, self.root = path, val_path, Path(path).expanduser()
-        self.name = path
+        self.path, self.val_path = path, val_path
+        self.name, self.root = path, expand_home(path, "data.path")
 
     def load(self, request: Request) -> TokenData:
         if not (self.root / INDEX).is_file():
@@ -62,9 +64,11 @@ class BinFiles(TokenSource):
 
     def _find_files(self) -> tuple[list[Path], list[Path]]:
         """Return the files to train on, and those to hold out, perhaps none."""
-        if self.val_path is None and any(self.root.glob("*val*.bin")):  # trainval.bin is one
-            return find_sides(self.path, self.path, "*train*.bin", "*val*.bin")
-        return find_sides(self.path, self.val_path, "*train*.bin", "*.bin")
+        train, held_out = find_sides(self.path, self.val_path, "*train*.bin", "*.bin")
+        if self.val_path is None and self.root.is_dir():
+            files = find_files(self.path, "*.bin", "data.path")
+            held_out = [file for file in files if HELD_OUT.search(file.stem)]
+        return [file for file in train if file not in held_out], held_out
 
     def write_tokens(self, request: Request, train: TokenWriter, val: TokenWriter) -> str:
         train_files, val_files = self._find_files()

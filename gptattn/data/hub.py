@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gptattn.data.text import TextSource, find_sides
+from gptattn.data.text import TextSource, expand_home, find_sides
 from gptattn.data.tokenizer import Piece, utf8
 from gptattn.data.tokens import stamp_file
 from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
@@ -35,7 +35,7 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     without the extra `hf`, CheckpointError for what cannot be fetched.
     """
     if not is_hub_name(name):
-        return Path(name).expanduser()
+        return expand_home(name, field)
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
         raise ConfigError(
@@ -93,6 +93,7 @@ class Rows(TextSource):
             )
         self.name = name or str(path)
         self._text_field, self._files = text_field, []
+        self._streaming = streaming or path is not None
         side = "train" if val_split or val_path else None  # None: the hash of each row decides
         # Of each part: its side, its name in messages, and what `datasets` is asked for.
         self._parts: list[tuple[str | None, str, dict[str, Any]]] = []
@@ -107,14 +108,12 @@ class Rows(TextSource):
             self._files = [*train, *held_out]
             for file in self._files:
                 asked = {"path": READERS[file.suffix], "data_files": str(file), "split": "train"}
-                found = "val" if file in held_out else side
-                self._parts.append((found, str(file), {**asked, "streaming": True}))
+                self._parts.append(("val" if file in held_out else side, str(file), asked))
             return
         self._dataset = {"path": name, "name": config, "revision": revision}
-        asked = {**self._dataset, "streaming": streaming}
-        self._parts.append((side, self.name, {**asked, "split": split}))
+        self._parts.append((side, self.name, {**self._dataset, "split": split}))
         if val_split:
-            self._parts.append(("val", self.name, {**asked, "split": val_split}))
+            self._parts.append(("val", self.name, {**self._dataset, "split": val_split}))
 
     def stamp(self) -> str:
         if self._files:
@@ -125,6 +124,8 @@ class Rows(TextSource):
         return str([self._parts, self._text_field, state])
 
     def size(self) -> int:
+        if any(file.suffix == ".parquet" for file in self._files):  # compressed
+            return 0
         return sum(file.stat().st_size for file in self._files)
 
     def pieces(self, val_fraction: float) -> Iterator[Piece]:
@@ -139,7 +140,7 @@ class Rows(TextSource):
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
         field = self._text_field
         with _named_errors(where):
-            rows = _import_datasets().load_dataset(**asked)
+            rows = _import_datasets().load_dataset(**asked, streaming=self._streaming)
             for table in rows.with_format("arrow").iter(BATCH_ROWS):
                 if field not in table.column_names:
                     raise DataError(
@@ -158,7 +159,8 @@ def _import_datasets() -> ModuleType:
     try:
         import datasets
     except ImportError:
-        raise ConfigError("data", "hf needs the extra hf: pip install 'gptattn[hf]'") from None
+        what = "data=hf needs the extra hf: pip install 'gptattn[hf]'"
+        raise ConfigError("data", what) from None
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
     return datasets
 

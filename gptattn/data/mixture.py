@@ -11,12 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch, Batches
+from gptattn.data.sampler import Batch, Batches, draws
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.data.tokens import TokenSource
 from gptattn.errors import ConfigError, UserError
-
-ROWS_STREAM = [0, 0, 0, 1]  # Philox's counter: not the stream of the window starts
 
 
 class Mixture(Source):
@@ -96,8 +94,8 @@ class MixtureData(RunData):
 
     def chosen(self, seed: int, step: int, batch_size: int) -> NDArray[np.int64]:
         """Return the number of the text that each row of a batch comes from [batch_size]."""
-        generator = np.random.Generator(np.random.Philox(counter=ROWS_STREAM, key=[seed, step]))
         shares = np.array([self.weights[name] for name in self.sources])
+        generator = draws(seed, step, stream=1)  # not that of the window starts
         return generator.choice(len(shares), size=batch_size, p=shares / shares.sum())
 
     def validation(self, batch_size: int, context_length: int) -> Batches:

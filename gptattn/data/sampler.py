@@ -20,11 +20,15 @@ Batch = tuple[Tensor, ...]
 DocumentNumbers = Callable[[int, int], NDArray[np.int64]]
 
 
+def draws(seed: int, step: int, stream: int = 0) -> np.random.Generator:
+    """Return the generator of optimizer step `step`; its streams are independent."""
+    # Philox is a counter-based generator: (seed, step) is its key, and no state is carried.
+    return np.random.Generator(np.random.Philox(counter=[0, 0, 0, stream], key=[seed, step]))
+
+
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
     """Return `count` window starts for optimizer step `step`, uniform in 0 .. windows - 1."""
-    # Philox is a counter-based generator: (seed, step) is its key, and no state is carried.
-    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
-    return generator.integers(0, windows, size=count)
+    return draws(seed, step).integers(0, windows, size=count)
 
 
 def training_batch(

@@ -6,7 +6,7 @@ rows a batch holds is a pure function of (seed, step), as with text.
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch, Batches
+from gptattn.data.sampler import Batch, Batches, draws
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
@@ -36,9 +36,10 @@ class Task(Source):
     val_rows: int = 1000
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if type(value) is int and value < 1:
-                raise ValueError(f"{name}={value} is not a positive number")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < 1:
+                raise ValueError(f"{field.name}={value} is not a positive number")
         least, _ = self.least()
         if self.vocab_size < least:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
@@ -138,7 +139,9 @@ class Copy(Task):
 
 @dataclass(frozen=True)
 class Induction(Task):
-    """Induction: random ids with a marker among them; the end asks what followed it.
+    """Induction: random ids, one a marker; the last id is the marker again.
+
+    The target is what followed it first.
 
         . . | D . . . . |
                         D
@@ -191,7 +194,7 @@ class SelectiveCopy(Task):
 
 def task_rows(task: Task, seed: int, step: int, rows: int, length: int) -> Rows:
     """Return the rows of optimizer step `step`: a pure function of (seed, step)."""
-    return task.draw(np.random.Generator(np.random.Philox(key=[seed, step])), rows, length)
+    return task.draw(draws(seed, step), rows, length)
 
 
 def _different(
@@ -254,7 +257,7 @@ class TaskData(RunData):
         return [row for row, content in enumerate(ids) if content.tobytes() in self.held_out]
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+        generator = draws(seed, step)
         ids, targets = self.task.draw(generator, batch_size, context_length)
         while known := self._held_out_rows(ids):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)

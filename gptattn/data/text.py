@@ -16,7 +16,7 @@ import numpy as np
 from gptattn.data.run_data import Request
 from gptattn.data.tokenizer import SEPARATOR, Piece, Tokenizer, utf8
 from gptattn.data.tokens import TokenSource, TokenWriter, stamp_file
-from gptattn.errors import DataError
+from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import write_atomically
 from gptattn.machine.read_progress import show_progress
 
@@ -65,16 +65,16 @@ class TextSource(TokenSource):
                     writer = train if piece.side == "train" else val
                     if self.separated and piece.document != last.document:
                         digest.update(f"\0{piece.side}\0".encode())
-                    if (piece.document, piece.side) != (last.document, last.side):
-                        # The separator before the first held-out document is its context.
-                        if self.separated and (writer.documents or writer is val):
-                            writer.write(separator, starts=[0])
-                        writer.documents += 1
+                    begins = (piece.document, piece.side) != (last.document, last.side)
+                    # The separator before the first held-out document is its context.
+                    if self.separated and begins and (writer.tokens or writer is val):
+                        writer.write(separator, starts=[0])
                     last = piece
                     raw = utf8(piece.text, "data")
                     digest.update(raw)
                     writer.write(ids)
                     advance(len(raw))
+        train.documents = 1 + len(train.starts)
         return digest.hexdigest()
 
     def _read(self, fraction: float) -> Iterator[Piece]:
@@ -143,9 +143,9 @@ Document = TextFile | HeldText
 
 
 class PlainText(TextSource):
-    """Whole documents, and others to hold out; without those, the documents' tails are held out.
+    """Documents to train on, and others to hold out; if there are no others, the end of each is.
 
-    The tails together have `val_fraction` of the bytes, at least one character.
+    These ends together have `val_fraction` of the bytes, at least one character.
     """
 
     def __init__(self, train: Sequence[Document], held_out: Sequence[Document] = ()) -> None:
@@ -280,9 +280,18 @@ def _download(url: str) -> bytes:
 def cache_folder(cache_dir: str | None) -> Path:
     """Return the folder for token files and downloaded texts; default: the user's cache folder."""
     if cache_dir is not None:
-        return Path(cache_dir).expanduser()
+        return expand_home(cache_dir, "cache_dir")
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "gptattn"
+    return expand_home(base or "~/.cache", "cache_dir") / "gptattn"
+
+
+def expand_home(path: str, field: str) -> Path:
+    """Return the path, with the home folder for `~`. Raises ConfigError, naming `field`."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        what = f"{path}: there is no such home folder; give the whole path"
+        raise ConfigError(field, what) from None
 
 
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
@@ -290,15 +299,15 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
 
     Hidden and empty ones are skipped. Raises DataError, naming `field`, if there are none.
     """
+    root = expand_home(path, field)
     try:
-        root = Path(path).expanduser()
         if not root.exists():
             raise DataError(field, f"{root} does not exist; give a file or a folder")
         files = sorted(root.glob(pattern)) if root.is_dir() else [root]
+        found = [file for file in files if file.is_file() and file.stat().st_size]
     except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
         what = f"{path[:80]} with data.pattern={pattern!r} cannot be read ({error})"
         raise DataError(field, f"{what}; give another path, or a pattern such as **/*") from None
-    found = [file for file in files if file.is_file() and file.stat().st_size]
     # A root that is hidden itself was named by the user.
     seen = [f for f in found if not any(p.startswith(".") for p in f.relative_to(root).parts)]
     if not seen:

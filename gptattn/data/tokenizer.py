@@ -176,7 +176,8 @@ class TaskIds(Tokenizer):
         raise ConfigError("tokenizer", "none is for synthetic tasks; for text, use tokenizer=byte")
 
     def encode(self, text: str, field: str) -> Ids:
-        raise DataError(field, "the run trained on a synthetic task, which has no text")
+        what = "on a synthetic task, or on ids with tokenizer=none"
+        raise DataError(field, f"the run has no tokenizer: it trained {what}")
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         return " ".join(map(str, ids.tolist())).encode()

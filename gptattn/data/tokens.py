@@ -41,7 +41,7 @@ PIECE_TOKENS = 2**20  # read at a time
 class Index:
     """The JSON beside a token file."""
 
-    source: str  # hash of everything but the vocabulary that decides the ids
+    source: str  # hash of everything that decides the ids, except the vocabulary
     recipe: str  # the tokenizer's fingerprint before it read the text
     tokenizer: str  # and after
     choice: str  # the tokenizer's name in conf/tokenizer
@@ -121,7 +121,7 @@ class TokenWriter:
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
         self.tokens = 0
-        self.documents = 0  # 0: not counted
+        self.documents: int | None = None  # None: not counted
         self.context = 0  # ids at the beginning that are not scored
         self.starts = array("q")  # where documents begin, after the first
 
@@ -160,7 +160,7 @@ class TokenSource(Source):
 
 
 def _hash_source(source: TokenSource, request: Request) -> str:
-    """Return a hash of everything but the vocabulary that decides the ids."""
+    """Return a hash of everything that decides the ids, except the vocabulary."""
     code = [class_code(type(one)) for one in (source, request.tokenizer)]
     made_of = [source.stamp(), request.val_fraction, *code]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
@@ -201,7 +201,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
         with replacing(folder / TOKENS) as file, tempfile.TemporaryFile(dir=folder) as held_out:
             train, val = TokenWriter(file), TokenWriter(held_out)
             text_sha256 = source.write_tokens(request, train, val)
-            if not (train.tokens and val.tokens):
+            if not train.tokens or val.tokens <= val.context:  # nothing to score
                 raise DataError(
                     "data",
                     f"{source.name} is too short to train on one part of it and hold out another; "
@@ -225,7 +225,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             train_tokens=train.tokens,
             val_start=val_start,
             val_bytes=_count_bytes(map_ids(folder / TOKENS)[val_start + 1 :], tokenizer),
-            documents=train.documents or None,
+            documents=train.documents,
         )
         raw = json.dumps(asdict(index), indent=1, ensure_ascii=False).encode()
         write_atomically(folder / INDEX, lambda file: file.write(raw))

@@ -10,14 +10,16 @@ from runfolders import TOKENS, write_rows, write_run
 from support import command, summary, train
 
 from gptattn.compare.comparison import load_comparison
-from gptattn.compare.curves import average_rows, read_all_curves
+from gptattn.compare.curves import average_rows, choose_curves, read_all_curves
 
 
 def steps(count: int) -> dict[str, Any]:
     return {"budget": {"steps": count, "tokens": None, "default_steps": 1000}}
 
 
-def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, float]) -> Path:
+def write_extended(
+    folder: Path, variant: str, seed: int, losses: dict[int, float], **config: Any
+) -> Path:
     """Write a run with one budget after another; `losses` maps each budget's steps to its loss.
 
     It is validated within each budget, too, at three quarters.
@@ -25,7 +27,7 @@ def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, floa
     last = max(losses)
     ends = [{**steps(n), "step": n, "metrics": {"val/loss": x}} for n, x in losses.items()]
     done = {"steps": last, "completed": ends}
-    run = write_run(folder, variant, seed, losses[last], config=steps(last), summary=done)
+    run = write_run(folder, variant, seed, losses[last], config=steps(last) | config, summary=done)
     rows = []
     for step, loss in losses.items():
         for at, share, value in ((step * 3 // 4, 0.75, 9.0), (step, 1.0, loss)):
@@ -49,7 +51,8 @@ def test_an_extended_run_counts_where_its_first_budget_ended(tmp_path: Path) -> 
     assert (gqa.difference.n, gqa.difference.mean) == (2, pytest.approx(0.25))
     assert found.warnings[0] == (
         f"{run} was extended (1000 steps, then 2000 steps): it is compared at the end of its "
-        "first budget; its final loss, 1.5000, has no run to compare with"
+        "first budget; its final loss, 1.5000, is not compared: no other variant was extended the "
+        "same way"
     )
 
 
@@ -77,6 +80,19 @@ def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
     ]
 
 
+def test_rows_of_one_variant_that_were_extended_alike_are_compared_at_both_ends(
+    tmp_path: Path,
+) -> None:
+    for name, losses in (("Rope", {1000: 2.0, 2000: 1.5}), ("Learned", {1000: 2.1, 2000: 1.7})):
+        write_extended(tmp_path / name, "mha", 1, losses, position={"_target_": name})
+    found = load_comparison(tmp_path)
+    assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
+        ("1,000 steps", [2.1, 2.0]),
+        ("1,000 steps, then 2,000 steps", [1.7, 1.5]),
+    ]
+    assert all(line.endswith("is compared with runs extended alike") for line in found.warnings)
+
+
 def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path) -> None:
     write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
     found = load_comparison(tmp_path)
@@ -85,6 +101,7 @@ def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path)
     (band,) = average_rows(section, curves, "val", "step").values()
     assert band.x.tolist() == [750, 1000]
     assert band.mean.tolist() == [9.0, 2.0]
+    assert choose_curves(section, curves) == "train"  # the extension has the other two validations
 
 
 def test_a_run_records_its_metrics_at_the_end_of_each_budget(

@@ -1,7 +1,7 @@
 """Scaling laws: exact curves, a published table, simulated ladders, and a ladder in the report."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -160,21 +160,26 @@ TOKENS = 16 * 32  # of a step
 
 
 def write_ladder(
-    folder: Path, sizes: int = 5, bend: float = 0.0, rise: float | None = None
+    folder: Path,
+    sizes: int = 5,
+    bend: float = 0.0,
+    rise: float = 0.0,
+    idle: Sequence[str] = (),
 ) -> Path:
     """Write runs that follow L = 1 + (C / 1e9)^-0.25, times 1.1 for gqa, plus noise.
 
-    `bend` lifts the middle sizes off it; with `rise`, losses rise by that with each size.
+    `bend` lifts the middle sizes off it. The losses of `idle` variants rise by `rise` with each
+    size instead.
     """
     generator = np.random.default_rng(0)
     for size in range(sizes):
-        for variant, flops in FLOPS.items():
+        for variant, flops in {**FLOPS, **{name: FLOPS.get(name, 950.0) for name in idle}}.items():
             compute = flops * (size + 1) * STEPS[size] * TOKENS
             loss = 1.0 + (1.1 if variant == "gqa" else 1.0) * (compute / 1e9) ** -0.25
             loss += bend * (size % 2)
-            loss = loss if rise is None else 5 + rise * size
+            loss = 9 + rise * size if variant in idle else loss
             for seed in (1, 2, 3):
-                noise = generator.standard_normal() if rise is None else seed
+                noise = seed if variant in idle else generator.standard_normal()
                 write_run(
                     folder / f"{variant}_{size}_{seed}",
                     variant,
@@ -245,11 +250,25 @@ def test_a_law_that_fails_is_not_extrapolated(folder: Path, tmp_path: Path) -> N
     assert not any("an extrapolation" in line for line in words)
 
 
-@pytest.mark.parametrize(("sizes", "rise"), [(5, 0.0), (5, 0.01), (3, None)])
+@pytest.mark.parametrize(
+    ("sizes", "rise", "idle"), [(5, 0.0, [*FLOPS]), (5, 0.01, [*FLOPS]), (3, 0.0, [])]
+)
 def test_losses_that_do_not_fall_and_three_sizes_are_no_ladder(
-    sizes: int, rise: float | None, tmp_path: Path
+    sizes: int, rise: float, idle: Sequence[str], tmp_path: Path
 ) -> None:
-    assert load_comparison(write_ladder(tmp_path, sizes, rise=rise)).ladders == []
+    assert load_comparison(write_ladder(tmp_path, sizes, rise=rise, idle=idle)).ladders == []
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.01])
+def test_a_variant_that_does_not_learn_is_named_and_the_others_are_a_ladder(
+    rise: float, folder: Path, tmp_path: Path
+) -> None:
+    found = ladder_of(write_ladder(tmp_path, rise=rise, idle=["mqa"]))
+    whole = ladder_of(folder)
+    for ours, theirs in zip(found.costs, whole.costs, strict=True):
+        assert dict(ours.multipliers) == dict(theirs.multipliers)
+    line = "Left out, as the same loss would take more than 1,000 times the compute of mha: mqa."
+    assert [one for one in ladder_words(found) if one not in ladder_words(whole)] == [line]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -264,3 +283,5 @@ def test_table_page_json_and_plots_have_the_ladder(
     assert node["costs"][0]["multipliers"]["gqa"]["value"] == pytest.approx(1.464, rel=0.03)
     plots = {f"ladder_{cost}" for cost in ("compute", "cache", "seconds")}
     assert {file.stem for file in tmp_path.glob("ladder_*.svg")} == plots
+    report(write_run(tmp_path / "runs" / "one", "mha", 1, 2.0), "--out", tmp_path)
+    assert not [*tmp_path.glob("*.svg")]

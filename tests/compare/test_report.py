@@ -115,16 +115,20 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     out, board = sweep / "comparison", tmp_path / "bands"
     report(sweep, "--board", board)
-    (out / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "loss_teaser.png", "2_loss.svg"):
+        (out / name).write_text("mine")
     (board / "mine").mkdir()
+    (board / "empty" / "later").mkdir(parents=True)
     (board / "mine" / "events.out.tfevents.1.host").write_text("mine")
     for file in [*sweep.glob("mqa*/summary.json"), *sweep.glob("*/metrics.jsonl")]:
         file.unlink()
     report(sweep, "--board", board)
-    assert not list(out.glob("loss_*"))
+    assert {path.name for path in out.glob("*loss*")} == {"loss_teaser.png", "2_loss.svg"}
     assert (out / "pareto_cache.svg").exists()
     assert (out / "notes.txt").exists()
-    assert [path.name for path in board.iterdir()] == ["mine"]
+    assert {path.relative_to(board).as_posix() for path in board.rglob("*") if path.is_dir()} == {
+        *("mine", "empty", "empty/later")
+    }
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -154,6 +158,20 @@ def test_markdown_and_no_files_write_nothing(
     report(sweep, "--no-files", "--out", tmp_path / "out")
     assert "gqa is worse than mha by 0.1200 nats" in " ".join(capsys.readouterr().out.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_markdown_of_several_sections_has_its_titles_apart_and_warnings_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    for width in (32, 64):
+        torch = {"libraries": {"torch": f"2.{width}"}}
+        write_run(tmp_path / f"{width}", "mha", 1, 2.0, d_model=width, environment=torch)
+    report(tmp_path, "--markdown")
+    out, err = capsys.readouterr()
+    first, table, second, _ = out.split("\n\n")
+    assert (first, second) == ("d_model=32", "d_model=64")
+    assert table.splitlines()[2].startswith("| mha | 1 |")
+    assert err == "warning: the runs differ in torch (2.32: 1 run; 2.64: 1 run)\n"
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(

@@ -15,14 +15,14 @@ from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.verdicts import (
-    first_words,
+    best_words,
     match_words,
     more_or_fewer,
     nats,
     p_value,
     section_words,
+    seed_notes,
     share,
-    sure_words,
 )
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import (
@@ -91,8 +91,8 @@ def test_reports_on_equal_variants_rarely_show_a_difference(
     assert from_first <= MOST
     # The sentence agrees with the decision.
     assert from_first == sum(
-        "is the best" in first_words(s)
-        or any(row.name not in first_words(s) for row in s.rows if row.name != s.leader)
+        "is the best" in best_words(s)
+        or any(row.name not in best_words(s) for row in s.rows if row.name != s.leader)
         for s in found
     )
 
@@ -101,7 +101,7 @@ def test_equal_variants_far_from_the_baseline_are_not_told_apart() -> None:
     found = simulated([9.0, 0.0, 0.0, 0.0], 6, 1)
     assert sum(any(n in s.alike for n in ("v1", "v2", "v3")) for s in found) >= FIELDS - MOST
     assert not any("mha" in s.alike for s in found)
-    assert sum("is the best" in first_words(s) for s in found) <= MOST
+    assert sum("is the best" in best_words(s) for s in found) <= MOST
 
 
 def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
@@ -109,7 +109,7 @@ def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
     stated = best = 0
     fields = [*simulated([2.5, 0.0, 1.5, 3.0], 6, 2), *simulated([0.0, 0.4, 3.0, 3.2], 6, 3)]
     for found in fields:
-        last = first_words(found)
+        last = best_words(found)
         best += "is the best" in last
         for row in found.rows:
             d = row.difference
@@ -250,11 +250,11 @@ def test_a_speed_that_may_be_chance_is_not_mentioned() -> None:
 def test_what_shared_seeds_were_worth_is_said_from_five_on() -> None:
     # Losses of equal variance and a correlation of 5 / 10. Fisher's transform of its interval:
     # 0.5493 -+ 1.9600 / root 2, back at -0.684 and 0.959.
-    assert sure_words(section({"mha": BASE, "gqa": [2.09, 2.08, 2.12, 2.11, 2.10]})) == [
+    assert seed_notes(section({"mha": BASE, "gqa": [2.09, 2.08, 2.12, 2.11, 2.10]})) == [
         "Sharing seeds made the variance of the differences 0.50 of what runs at other seeds would "
         "have (95% interval 0.04 to 1.68; n = 5)."
     ]
-    assert sure_words(section({"mha": BASE[:4], "gqa": [2.09, 2.08, 2.12, 2.11]})) == []
+    assert seed_notes(section({"mha": BASE[:4], "gqa": [2.09, 2.08, 2.12, 2.11]})) == []
 
 
 def test_numbers_in_words() -> None:
@@ -321,7 +321,7 @@ def test_only_the_first_stage_sets_the_deviation(tmp_path: Path) -> None:
     assert (difference.n, difference.first) == (9, 3)
     assert difference.interval == pytest.approx((0.04 - half, 0.04 + half), abs=1e-6)
     assert "gqa is worse than mha by 0.0400 nats" in section_words(found)[0]
-    assert sure_words(found)[0].startswith("The spread over the first 3 seeds ")
+    assert seed_notes(found)[0].startswith("The spread over the first 3 seeds ")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_differences_not_shown_are_bounded_or_need_more_seeds(
 def test_without_a_second_stage_nothing_changes(tmp_path: Path) -> None:
     found = two_stages(tmp_path, [0.1, 0.12, 0.1], half_width=0.5)
     assert [row.difference.first for row in found.rows if row.difference] == [None]
-    assert not sure_words(found)
+    assert not seed_notes(found)
 
 
 @pytest.mark.parametrize(

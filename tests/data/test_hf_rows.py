@@ -48,6 +48,12 @@ def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path: Pa
     assert set(read(other, "val", 0.1)) < set(val)
 
 
+def test_compressed_files_do_not_say_how_large_their_text_is(tmp_path: Path) -> None:
+    lines, parquet = (Rows(None, path=save(form, tmp_path)) for form in ("jsonl", "parquet"))
+    assert lines.size() == (tmp_path / "rows.jsonl").stat().st_size
+    assert parquet.size() == 0
+
+
 def test_a_separator_stands_between_rows_but_for_empty_ones(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "" if i % 3 else f"row {i}"}) for i in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
@@ -72,7 +78,7 @@ def test_a_data_set_of_the_hubs_library(
     assert read(one, "train") == TEXTS
     assert read(one, "val") == ["held out"]
     stamp = one.stamp()
-    assert other.stamp() == stamp
+    assert other.stamp() == Rows(name, streaming=not streaming, val_split="test").stamp() == stamp
     held_out.write_text('{"id": 1, "text": "another text"}')
     assert other.stamp() != stamp
     with pytest.raises(DataError, match=r"^data: .* cannot be read \(.*; check its name, its form"):
@@ -101,7 +107,7 @@ def test_without_the_library_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"^data: hf needs the extra hf: pip install 'gptattn"):
+    with pytest.raises(ConfigError, match=r"^data: data=hf needs the extra hf: pip"):
         load(Rows(None, path=save("jsonl", tmp_path)), tmp_path / "cache")
 
 

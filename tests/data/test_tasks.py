@@ -118,6 +118,9 @@ def test_too_few_ids_for_a_row_of_several_answers_are_refused() -> None:
         Recall(16, pairs=8)
     with pytest.raises(ValueError, match=r"^vocab_size=3 is too small; give 4"):
         SelectiveCopy(3)
+    with pytest.raises(ValueError, match=r"^pairs=0 is not a positive number"):
+        Recall(pairs=0)
+    assert Recall(power=0) == Recall(power=0.0)  # what Hydra makes of data.power=0
 
 
 def test_no_row_that_is_validated_on_is_trained_on() -> None:

@@ -83,7 +83,7 @@ def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_n
 def test_scripts_that_need_a_text_refuse_a_run_on_a_task(script, run, call):
     code, _, err = call(script, f"run={run}", "prompt=Once")
     assert (code, err.count("\n")) == (3, 1)
-    assert "trained on a synthetic task, which has no text" in err
+    assert "prompt: the run has no tokenizer: it trained on a synthetic task, or on ids with" in err
 
 
 def test_its_weights_can_be_converted(run, tmp_path, call):

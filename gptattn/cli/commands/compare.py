@@ -52,7 +52,7 @@ def _report(args: argparse.Namespace) -> None:
     runs, skipped = read_runs(args.folders)
 
     from gptattn.compare.comparison import compare
-    from gptattn.compare.table import markdown_table, report_rows, show
+    from gptattn.compare.table import markdown_table, report_rows, show, warning_lines
 
     comparison = compare(
         runs,
@@ -64,8 +64,14 @@ def _report(args: argparse.Namespace) -> None:
     for line in comparison.skipped:
         print(f"skipped: {line}", file=sys.stderr)
     if args.markdown:
-        for section in comparison.sections:
-            print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
+        parts = [
+            part
+            for section in comparison.sections
+            for part in (section.title, markdown_table(report_rows(section)))
+        ]
+        print(*filter(None, parts), sep="\n\n")
+        for line in warning_lines(comparison):
+            print(f"warning: {line}", file=sys.stderr)
         return
 
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_report
