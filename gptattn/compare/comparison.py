@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from gptattn.compare.differences import (
     differences_in_provenance,
     differences_in_settings,
 )
-from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs, without_replaced
+from gptattn.compare.finished_runs import Run, at_first_budgets, without_replaced
 from gptattn.compare.groups import (
     COMPARED_ACROSS,
     MATRICES,
@@ -190,19 +189,6 @@ def _table_row(section: Section, row: Row) -> dict[str, Any]:
         low, high = figure.interval or (None, None)
         line |= {name: figure.mean, f"{name} low": low, f"{name} high": high}
     return line
-
-
-def load_comparison(
-    *folders: str | Path, baseline: str | None = None, split: bool = False
-) -> Comparison:
-    """Return the comparison of the finished runs in these folders, by default in `outputs`.
-
-    It takes the command's arguments. Raises DataError without a finished run, ConfigError if the
-    runs cannot be compared.
-    """
-    paths = [str(folder) for folder in folders] or ["outputs"]
-    runs, skipped = read_runs(paths)
-    return compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
 
 
 def compare(

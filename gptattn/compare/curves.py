@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from gptattn.compare.comparison import Comparison, Row, Section
-from gptattn.compare.finished_runs import LARGEST, Run, one_line
+from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, t_interval
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
 from gptattn.runs.rows import Row as MetricsRow
-from gptattn.runs.rows import read_rows
+from gptattn.runs.rows import read_metrics, read_rows
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +75,29 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     train, val = _curve(table, "train"), _curve(table, "val")
     curves = Curves(_average_stretches(train), _thin_out(val), start)
     return curves, damage and one_line(f"{folder}: {damage}")
+
+
+def load_curves(*folders: str | Path) -> DataFrame:
+    """Return what the finished runs at or below the folders recorded over training.
+
+    A pandas DataFrame with one row per run, step and metric: `run` (its folder, as in `load_runs`),
+    `variant`, `seed`, `step`, `metric`, `value`. `attrs["skipped"]` has a line per folder that was
+    skipped or is damaged. Raises DataError if a path is no folder or no finished run is found.
+    """
+    runs, skipped = read_runs(folders)
+    columns = ["run", "variant", "seed", "step", "metric", "value"]
+    tables: list[DataFrame] = []
+    for run in runs:
+        try:
+            table = read_metrics(RunFolder(run.folder))
+        except (OSError, ValueError) as error:
+            skipped.append(one_line(f"{run.folder}: {error}"))
+            continue
+        names = {"run": str(run.folder), "variant": run.variant, "seed": run.seed}
+        tables.append(table.assign(**names).reindex(columns=columns))
+    found = concat(tables or [DataFrame(columns=columns)], ignore_index=True)
+    found.attrs["skipped"] = skipped
+    return found
 
 
 def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]:

@@ -1,23 +1,31 @@
 """Makes the tables, as cells of text with a heading row first, for terminal, Markdown and page."""
 
-import sys
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 
 from pandas import DataFrame
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import Across, Comparison, Section, estimate_metrics
+from gptattn.compare.comparison import (
+    Across,
+    Comparison,
+    Section,
+    compare,
+    estimate_metrics,
+)
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.differences import RATE, UNSET
-from gptattn.compare.finished_runs import Run
+from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.groups import group_runs, rates_differ
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference, Estimate
-from gptattn.machine.console import StdoutConsole
 from gptattn.runs.metrics import LOSS, OF_DATA, REPORTED
 
 # Heading -> metric, and the format of its mean.
@@ -296,18 +304,65 @@ def change_words(change: float) -> str:
     return f"{round(change, 4) + 0.0:+.4f}"
 
 
-def show(comparison: Comparison) -> None:
-    """Print each table with its words; warnings go to stderr."""
-    console = StdoutConsole(highlight=False, markup=False, emoji=False)
-    whole = f"{' '.join(comparison.folders)}: {verdicts.headline(comparison)}"
-    if len(comparison.sections) > 1:
-        console.print(f"{whole}\n")
+class Report(Comparison):
+    """A comparison that prints as the command does, and is a table in a notebook."""
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False)
+        with console.capture() as shown:
+            print_tables(self, console)
+        warnings = [f"warning: {line}" for line in warning_lines(self)]
+        return "\n".join([shown.get().rstrip(), *warnings])
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for table in all_tables(self):
+            heading, *body = table.cells
+            lines = "".join(f"<li>{escape(line)}</li>" for line in [*table.words, *table.notes])
+            cells = DataFrame(body, columns=list(heading)).to_html(index=False, border=0)
+            parts.append(f"<h4>{escape(table.title)}</h4>{cells}<ul>{lines}</ul>")
+        return "".join(parts)
+
+
+def load_comparison(
+    *folders: str | Path, baseline: str | None = None, split: bool = False
+) -> Report:
+    """Return the comparison of the finished runs in these folders, by default in `outputs`.
+
+    `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
+    finished run, ConfigError if the runs cannot be compared.
+    """
+    paths = [str(folder) for folder in folders] or ["outputs"]
+    runs, skipped = read_runs(paths)
+    found = compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
+    return Report(**vars(found))
+
+
+def all_tables(comparison: Comparison) -> list[TitledTable]:
+    """Return the tables of the sections and those across sections."""
+    whole = _whole(comparison)
     tables = [section_table(section, whole) for section in comparison.sections]
-    for table in [*tables, *tables_across(comparison)]:
+    return [*tables, *tables_across(comparison)]
+
+
+def _whole(comparison: Comparison) -> str:
+    return f"{' '.join(comparison.folders)}: {verdicts.headline(comparison)}"
+
+
+def warning_lines(comparison: Comparison) -> list[str]:
+    """Return the warnings of all sections and of the whole, each once."""
+    lines = [line for section in comparison.sections for line in section.warnings]
+    return list(dict.fromkeys([*lines, *comparison.warnings]))
+
+
+def print_tables(comparison: Comparison, console: Console) -> None:
+    """Print each table with its words."""
+    if len(comparison.sections) > 1:
+        console.print(f"{_whole(comparison)}\n")
+    for table in all_tables(comparison):
         console.print(cells_table(table.cells, table.title, console.width, table.caption))
         for line in [*table.words, *table.notes]:
             console.print(f"- {line}")
         console.print()
-    lines = [line for section in comparison.sections for line in section.warnings]
-    for line in dict.fromkeys([*lines, *comparison.warnings]):
-        print(f"warning: {line}", file=sys.stderr)

@@ -16,8 +16,9 @@ from reporting import LOSSES, Page, report
 from runfolders import curve_rows, write_rows, write_run, write_sweep
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gptattn.compare.comparison import COSTS, load_comparison
+from gptattn.compare.comparison import COSTS
 from gptattn.compare.report import csv_text
+from gptattn.compare.table import load_comparison
 from gptattn.runs.evaluation import Basis, CacheLoss, Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import write_planned

@@ -12,10 +12,15 @@ from reporting import Page, only_section, report
 from rich.console import Console
 from runfolders import write_run, write_sweep
 
-from gptattn.compare.comparison import load_comparison
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import csv_text
-from gptattn.compare.table import cells_table, report_rows, section_table, short_rows
+from gptattn.compare.table import (
+    cells_table,
+    load_comparison,
+    report_rows,
+    section_table,
+    short_rows,
+)
 from gptattn.compare.verdicts import headline
 from gptattn.errors import ConfigError
 from gptattn.sweep.progress import print_end
