@@ -18,15 +18,15 @@ from gptattn.compare.comparison import (
     Comparison,
     Section,
     compare,
-    estimate_metrics,
+    estimate_rows,
 )
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.differences import RATE, UNSET
 from gptattn.compare.finished_runs import Run, read_runs
-from gptattn.compare.groups import group_runs, rates_differ
+from gptattn.compare.groups import Groups, group_runs, rates_differ, typical_row
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference, Estimate
-from gptattn.runs.metrics import LOSS, OF_DATA, REPORTED
+from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 
 # Heading -> metric, and the format of its mean.
 COLUMNS = {shown[0]: (metric, shown[1]) for metric, shown in REPORTED.items() if shown}
@@ -63,7 +63,8 @@ class TitledTable:
 def short_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
     groups = group_runs(runs)
-    headings, *body = _metric_cells([estimate_metrics(members) for members in groups.values()])
+    metrics, _ = estimate_rows(groups, typical_row(groups))
+    headings, *body = _metric_cells(metrics, groups)
     cells = [["variant", "seeds", *headings]]
     for (name, members), figures in zip(groups.items(), body, strict=True):
         cells.append([name, str(len(members)), *figures])
@@ -75,7 +76,7 @@ def report_rows(section: Section) -> list[list[str]]:
 
     If each variant has its own learning rate, that is a column.
     """
-    headings, *body = _metric_cells([row.metrics for row in section.rows])
+    headings, *body = _metric_cells({row.name: row.metrics for row in section.rows}, section.groups)
     rates = rates_differ(section.groups)
     versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
     tests = [versus, "95% interval", "p"]
@@ -86,18 +87,21 @@ def report_rows(section: Section) -> list[list[str]]:
     return cells
 
 
-def _metric_cells(rows: Sequence[Mapping[str, Estimate]]) -> list[list[str]]:
+def _metric_cells(metrics: Mapping[str, Mapping[str, Estimate]], groups: Groups) -> list[list[str]]:
     """Return each row's means, headings first; metrics of other kinds of data have no column."""
-    known = set[str]().union(*rows)
+    known = set[str]().union(*metrics.values())
     columns = {
         heading: (metric, form)
         for heading, (metric, form) in COLUMNS.items()
         if metric in known or metric not in OF_DATA
     }
     cells = [list(columns)]
-    for row in rows:
+    for name, row in metrics.items():
+        absent = dict.fromkeys(REPORTED, MISSING)
+        if all(run.uncached for run in groups[name]):
+            absent[CACHE] = "no cache"
         means = [
-            form(row[metric].mean) if metric in row else MISSING
+            form(row[metric].mean) if metric in row else absent[metric]
             for metric, form in columns.values()
         ]
         cells.append([mean_cell(row[LOSS]), *means[1:]])
