@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MAX_FAILURES = 3  # failed runs named with their reasons
-FORMER_PLOT = re.compile(r"(\d+_)?(loss|pareto|ladder)_\w+\.(svg|png)")
+FORMER_PLOT = re.compile(r"(\d+_)?(forest|loss|pareto|ladder)_\w+\.(svg|png)")
 
 
 def write_report(
@@ -104,7 +104,9 @@ def page_text(
             {
                 "section": section,
                 "table": section_table(section),
-                "plots": own,
+                "forest": [plot for plot in own if "forest" in plot.name],
+                "plots": [plot for plot in own if "forest" not in plot.name],
+                "settings": _shared_settings(section),
                 "evaluations": evaluation_tables(section),
             }
             for section, own in zip(comparison.sections, plots, strict=True)
@@ -116,6 +118,11 @@ def page_text(
         environment=_environment(comparison),
         still_open=still_open,
     )
+
+
+def _shared_settings(section: Section) -> list[tuple[str, str]]:
+    runs = [run for row in section.rows for run in row.runs]
+    return sorted(set.intersection(*({*run.settings.items()} for run in runs)))
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:
