@@ -201,6 +201,7 @@ def _fields(node: Any) -> Any:
                 "title": node.title,
                 "words": verdicts.section_words(node),
                 "match": verdicts.match_words(node),
+                "commands": verdicts.seed_commands(node),
                 "certainty": verdicts.sure_words(node),
                 "loss_by_position": position_losses(node),
                 "loss_by_cache": cache_costs(node),

@@ -58,6 +58,7 @@ class TitledTable:
     caption: str
     words: Sequence[str] = field(default_factory=list)
     notes: Sequence[str] = field(default_factory=list)
+    commands: Sequence[str] = field(default_factory=list)  # for more seeds
 
 
 def short_rows(runs: Sequence[Run]) -> list[list[str]]:
@@ -146,11 +147,10 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
-    words, notes = (
-        verdicts.section_words(section),
-        [*verdicts.match_words(section), *verdicts.sure_words(section)],
-    )
-    return TitledTable(section.title or title, report_rows(section), caption, words, notes)
+    words, commands = verdicts.section_words(section), verdicts.seed_commands(section)
+    notes = [*verdicts.match_words(section), *verdicts.sure_words(section)]
+    cells = report_rows(section)
+    return TitledTable(section.title or title, cells, caption, words, notes, commands)
 
 
 def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:
@@ -324,7 +324,9 @@ class Report(Comparison):
         parts = []
         for table in all_tables(self):
             heading, *body = table.cells
-            lines = "".join(f"<li>{escape(line)}</li>" for line in [*table.words, *table.notes])
+            lines = "".join(
+                f"<li>{escape(line)}</li>" for line in [*table.words, *table.notes, *table.commands]
+            )
             cells = DataFrame(body, columns=list(heading)).to_html(index=False, border=0)
             parts.append(f"<h4>{escape(table.title)}</h4>{cells}<ul>{lines}</ul>")
         return "".join(parts)
@@ -369,4 +371,6 @@ def print_tables(comparison: Comparison, console: Console) -> None:
         console.print(cells_table(table.cells, table.title, console.width, table.caption))
         for line in [*table.words, *table.notes]:
             console.print(f"- {line}")
+        for line in table.commands:
+            console.print(f"- {line}", soft_wrap=True)  # to copy a command, it is one line
         console.print()
