@@ -318,8 +318,6 @@ class Report(Comparison):
         warnings = [f"warning: {line}" for line in warning_lines(self)]
         return "\n".join([shown.get().rstrip(), *warnings])
 
-    __str__ = __repr__
-
     def _repr_html_(self) -> str:
         parts = []
         for table in all_tables(self):
