@@ -1,8 +1,30 @@
 """gptattn: which attention should my GPT use, what does it cost, and how sure are we?"""
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
+
+# What the package offers in Python, and where it is. It is imported when it is asked for: pandas
+# and torch take seconds.
+_HOMES = {
+    "compare": "gptattn.compare",  # a subpackage that can be called
+    "load_curves": "gptattn.compare.curves",
+    "load_run": "gptattn.runs.load",
+    "load_runs": "gptattn.compare.finished_runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    return getattr(home, name, home)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
 
 
 def find_source_tree() -> Path | None:

@@ -153,7 +153,7 @@ def test_the_readme_is_short_and_its_parts_are_those_that_the_site_takes() -> No
 def test_the_notebook_is_kept_without_outputs() -> None:
     notebook = json.loads((ROOT / "docs" / "paper_figure.ipynb").read_text(encoding="utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert [cell["outputs"] for cell in code] == [[]] * 5
+    assert [cell["outputs"] for cell in code] == [[]] * 8
     assert {cell["execution_count"] for cell in code} == {None}
 
 

@@ -1,14 +1,24 @@
 """gptattn from Python: docs/library.md is right, and its runs equal those of the command."""
 
 import contextlib
+import math
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from runfolders import write_sweep
 from support import command, config, losses, process_state, tiny
 
-from gptattn.errors import RunFolderError
+import gptattn
+from gptattn.cli.commands import generate
+from gptattn.errors import RunFolderError, UserError
+from gptattn.machine.console import make_printable
+from gptattn.runs.load import SavedRun
 from gptattn.settings.compose import settings
 from gptattn.training.run import train
 
@@ -37,6 +47,53 @@ def test_the_pages_blocks_run_one_after_the_other(
     ]
     assert "tokens/s" not in out
     assert err == ""
+    assert {*known["curves"]["run"]} == {*runs["folder"]}
+    assert repr(known["report"]).startswith("runs: 2 runs, 2 variants, 1 seed each")
+
+
+def test_importing_the_package_or_comparing_runs_imports_nothing_heavy(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [2.2, 2.3]})
+    code = (
+        "import sys, gptattn\n"
+        "print({'torch', 'pandas', 'hydra'} & {*sys.modules})\n"
+        "gptattn.load_runs('runs'), gptattn.load_curves('runs'), repr(gptattn.compare('runs'))\n"
+        "print({'torch', 'lightning'} & {*sys.modules})\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["set()", "set()"]
+
+
+def test_curves_are_what_the_run_recorded_and_join_its_validations(tmp_path: Path) -> None:
+    write_sweep(tmp_path, {"mha": [2.0]})
+    curves = gptattn.load_curves(str(tmp_path))
+    assert {*curves["run"]} == {str(tmp_path / "mha_s1")}
+    assert {type(cell) for cell in curves.iloc[0]} <= {str, np.int64, np.float64}
+    val = curves[curves["metric"] == "val/loss"]
+    # Losses at the validations of `curve_rows`: the last one's and the share of steps to come.
+    assert [*val["step"]] == [20, 40, 60, 80, 100]
+    assert [*val["value"]] == pytest.approx([2.8, 2.6, 2.4, 2.2, 2.0])
+    wide = SavedRun(tmp_path / "mha_s1", *[None] * 4).curves.set_index("step")  # type: ignore[arg-type]
+    assert wide["val/loss"][[20, 30, 40]].tolist() == pytest.approx([2.8, 2.7, 2.6])
+    assert np.isnan(wide["val/loss"][10])
+    assert wide["train/loss"][50] == pytest.approx(2 + 2 * math.exp(-50 / 20))
+
+
+def test_a_run_generates_what_the_command_does(
+    runs: Callable[[str], Path], capsys: pytest.CaptureFixture
+) -> None:
+    folder = runs("gqa")
+    capsys.readouterr()
+    generate.run([f"run={folder}", "prompt=The ", "tokens=20", "seed=3", "device=cpu"])
+    by_command = capsys.readouterr().out
+    found = gptattn.load_run(folder).generate("The ", tokens=20, seed=3)
+    assert make_printable(found) == by_command.removesuffix("\n").removesuffix("\n")
+
+
+@pytest.mark.parametrize("load", ["load_runs", "load_curves", "load_run", "compare"])
+def test_a_folder_that_is_missing_is_named(load: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=str(tmp_path / "none")):
+        getattr(gptattn, load)(tmp_path / "none")
 
 
 def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:

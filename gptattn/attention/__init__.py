@@ -2,8 +2,14 @@
 
 Start reading at `base.py`, the contract, and `SoftmaxAttention.forward`; `variants/` has a file per
 mechanism, `parts/` one per part. Each file in `conf/attn` names its mechanism's class, so a new one
-needs no line here. It may import `position` and what comes before it.
+needs no line here: a class without one is looked up in those two folders. It may import `position`
+and what comes before it.
 """
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from gptattn.attention.base import Attention, HasHeads, HasMaps, HeadWeights, Shared
 from gptattn.attention.cache import Cache, CacheGroup, Entry, TokenCache, new_token_cache
@@ -20,6 +26,7 @@ from gptattn.attention.variants.single_head import (
     SelfAttentionV1,
     SelfAttentionV2,
 )
+from gptattn.machine.source_code import find_class
 
 __all__ = [
     "Attention",
@@ -48,3 +55,16 @@ __all__ = [
     "attention_weights",
     "new_token_cache",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    module = find_class(__name__, Path(__file__).parent, name) if name.isidentifier() else None
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    files = sorted(Path(__file__).parent.glob("*/*.py"))
+    found = [re.findall(r"^class ([A-Z]\w*)", file.read_text("utf-8"), re.M) for file in files]
+    return sorted({*globals(), *(name for names in found for name in names)})

@@ -5,6 +5,23 @@ Lightning. Start reading at `finished_runs.py`; from folder to page follow `grou
 `comparison.py`, `verdicts.py`, `table.py` and `report.py`.
 """
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from gptattn.compare.finished_runs import load_runs
 
 __all__ = ["load_runs"]
+
+
+class _CallableModule(ModuleType):
+    """So that `gptattn.compare("outputs/scratch")` works, although it is also this subpackage."""
+
+    def __call__(self, *folders: Any, **options: Any) -> Any:
+        """Return `gptattn.compare.table.load_comparison` of the same arguments."""
+        from gptattn.compare.table import load_comparison  # imports pandas
+
+        return load_comparison(*folders, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from gptattn.compare.differences import (
     OF_BLOCK,
     OPEN,
     WIDTH,
+    describe_conditions,
     differences_in_provenance,
     differences_in_settings,
 )
-from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs, without_replaced
+from gptattn.compare.finished_runs import Run, at_first_budgets, without_replaced
 from gptattn.compare.groups import (
     COMPARED_ACROSS,
     MATRICES,
@@ -44,7 +44,17 @@ from gptattn.compare.statistics import (
     pair_by_seed,
 )
 from gptattn.errors import ConfigError
-from gptattn.runs.metrics import BITS, CACHE, FLOPS, LOSS, OF_DATA, PARAMS, REPORTED, SPEED
+from gptattn.runs.metrics import (
+    BITS,
+    CACHE,
+    FLOPS,
+    LOSS,
+    MEASURED,
+    OF_DATA,
+    PARAMS,
+    REPORTED,
+    SPEED,
+)
 from gptattn.settings.values import suggest
 
 COSTS = {
@@ -192,19 +202,6 @@ def _table_row(section: Section, row: Row) -> dict[str, Any]:
     return line
 
 
-def load_comparison(
-    *folders: str | Path, baseline: str | None = None, split: bool = False
-) -> Comparison:
-    """Return the comparison of the finished runs in these folders, by default in `outputs`.
-
-    It takes the command's arguments. Raises DataError without a finished run, ConfigError if the
-    runs cannot be compared.
-    """
-    paths = [str(folder) for folder in folders] or ["outputs"]
-    runs, skipped = read_runs(paths)
-    return compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
-
-
 def compare(
     runs: Sequence[Run],
     *,
@@ -232,6 +229,9 @@ def compare(
     for found, groups, name in zip(sets, grouped, picked, strict=True):
         row = name or typical_row(groups)
         warnings = differences_in_settings(groups, row, own_rates=rates_differ(found.runs))
+        blind = [name for name, own in groups.items() if not all(run.checked for run in own)]
+        if blind:
+            warnings.append(f"trained without the check that it is causal: {', '.join(blind)}")
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))
@@ -257,7 +257,7 @@ def make_section(
     There the correction is over all pairs of variants, since the leader is picked after seeing the
     losses; its pair with the baseline is not tested again.
     """
-    metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
+    metrics, apart = estimate_rows(groups, baseline)
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -268,7 +268,9 @@ def make_section(
             groups[name],
             metrics[name],
             differences.get(name),
-            _speed(groups[name], groups[baseline], len(others)) if name != baseline else None,
+            _speed(groups[name], groups[baseline], len(others))
+            if SPEED in metrics[name] and name != baseline
+            else None,
             [cost for cost, front in fronts.items() if name in front],
         )
         for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
@@ -295,7 +297,7 @@ def make_section(
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in {leader, *distinct}],
-        list(warnings),
+        [*warnings, *[describe_conditions(groups, baseline, apart)] * bool(apart)],
     )
 
 
@@ -305,6 +307,22 @@ def _differences_to(
     pairs = {(reference, name): [groups[reference], groups[name]] for name in names}
     changes = compare_family(pairs, comparisons=comparisons)
     return {name: change.difference for name, change in changes.items()}
+
+
+def estimate_rows(
+    groups: Groups, baseline: str
+) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
+    """Return the metrics of each row, and the rows whose speed and memory are left out.
+
+    Those have runs with other threads than the baseline's, or other company on the machine.
+    """
+    metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
+    conditions = {name: {run.conditions for run in runs} for name, runs in groups.items()}
+    apart = [name for name, own in conditions.items() if len(own | conditions[baseline]) > 1]
+    apart = [name for name in apart if metrics[name].keys() & {*MEASURED}]
+    for name in apart:
+        metrics[name] = {k: v for k, v in metrics[name].items() if k not in MEASURED}
+    return metrics, apart
 
 
 def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:

@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, Series, concat
 
 from gptattn.compare.comparison import Comparison, Row, Section
-from gptattn.compare.finished_runs import LARGEST, Run, one_line
+from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
 from gptattn.runs.rows import Row as MetricsRow
-from gptattn.runs.rows import read_rows
+from gptattn.runs.rows import read_metrics, read_rows
 
 Floats = NDArray[np.float64]
 
@@ -75,6 +75,29 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     train, val = _curve(table, "train"), _curve(table, "val")
     curves = Curves(_average_stretches(train), _thin_out(val), start)
     return curves, damage and one_line(f"{folder}: {damage}")
+
+
+def load_curves(*folders: str | Path) -> DataFrame:
+    """Return what the finished runs at or below the folders recorded over training.
+
+    A pandas DataFrame with one row per run, step and metric: `run` (its folder, as in `load_runs`),
+    `variant`, `seed`, `step`, `metric`, `value`. `attrs["skipped"]` has a line per folder that was
+    skipped or is damaged. Raises DataError if a path is no folder or no finished run is found.
+    """
+    runs, skipped = read_runs(folders)
+    columns = ["run", "variant", "seed", "step", "metric", "value"]
+    tables: list[DataFrame] = []
+    for run in runs:
+        try:
+            table = read_metrics(RunFolder(run.folder))
+        except (OSError, ValueError) as error:
+            skipped.append(one_line(f"{run.folder}: {error}"))
+            continue
+        names = {"run": str(run.folder), "variant": run.variant, "seed": run.seed}
+        tables.append(table.assign(**names).reindex(columns=columns))
+    found = concat(tables or [DataFrame(columns=columns)], ignore_index=True)
+    found.attrs["skipped"] = skipped
+    return found
 
 
 def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]:
@@ -175,6 +198,28 @@ def average_rows(
                 points = curve.loc[curve["step"] <= run.until, [axis, value]].dropna()
                 members.append((points[axis].to_numpy(), points[value].to_numpy()))
         band = average_curves(members)
+        if band is not None:
+            found[row.name] = band
+    return found
+
+
+def average_gaps(section: Section, curves: Mapping[Path, Curves], kind: str) -> dict[str, Band]:
+    """Return the band of each row's difference to the baseline, paired by seed and step."""
+
+    def by_seed(runs: Sequence[Run]) -> dict[int, Series]:
+        known = [run for run in runs if run.folder in curves]
+        points = {run.seed: getattr(curves[run.folder], kind) for run in known}
+        ends = {run.seed: run.until for run in known}
+        return {
+            seed: own[own["step"] <= ends[seed]].set_index("step")["loss"]
+            for seed, own in points.items()
+        }
+
+    base, found = by_seed(section.rows[0].runs), {}
+    for row in section.rows[1:]:
+        own = by_seed(row.runs)
+        gaps = [(own[seed] - base[seed]).dropna() for seed in own if seed in base]
+        band = average_curves([(gap.index.to_numpy(), gap.to_numpy()) for gap in gaps])
         if band is not None:
             found[row.name] = band
     return found

@@ -18,7 +18,7 @@ from gptattn.errors import DataError
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
-from gptattn.runs.metrics import LOSS
+from gptattn.runs.metrics import CACHE, LOSS
 from gptattn.runs.two_stages import FirstStage, read_two_stages
 from gptattn.settings.identity import (
     Provenance,
@@ -94,6 +94,13 @@ class Run:
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
     evaluation: Evaluation | None = None  # what evaluate has measured, on any of its weights
+    uncached: bool = False  # the mechanism has no cache: decoding reads the prefix again
+    checked: bool = True  # that the model is causal
+
+    @property
+    def conditions(self) -> tuple[str, str]:
+        """What its speed and memory depend on besides its settings: threads and company."""
+        return self.environment.get("threads", "?"), self.environment.get("company", "alone")
 
     @property
     def code(self) -> str:
@@ -115,6 +122,7 @@ class _Summary(msgspec.Struct):
     status: str = "done"
     environment: dict[str, Any] = {}
     match: Match | None = None
+    shares: str | None = None  # "machine" beside other runs
     steps: int = 0
     completed: list[Completed] = []
 
@@ -239,6 +247,7 @@ def _read(path: Path) -> Run:
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
     stages = read_two_stages(path.parent)
+    company = "beside others" if summary.shares else "alone"
     return Run(
         path,
         one_line(summary.variant),
@@ -247,7 +256,7 @@ def _read(path: Path) -> Run:
         settings,
         budget=settings["budget"],
         data=data,
-        environment=_flat(summary.environment),
+        environment=_flat(summary.environment) | {"company": company},
         match=summary.match,
         finished=folder.done_at,
         choices=_flat(recorded.get("choices", {})),
@@ -257,6 +266,8 @@ def _read(path: Path) -> Run:
         provenance=folder.read_provenance(),
         places=places(config),
         stage=stages.of(recorded) if stages else None,
+        uncached=summary.metrics.get(CACHE, 0) is None,
+        checked=config.get("checks") != "False",
     )
 
 

@@ -29,14 +29,15 @@ from gptattn.compare.curves import (
     Curves,
     Floats,
     PositionLoss,
+    average_gaps,
     average_rows,
     cache_costs,
     choose_curves,
     position_losses,
 )
 from gptattn.compare.ladder import LadderReport, Scaled
-from gptattn.compare.statistics import Estimate
-from gptattn.compare.verdicts import seed_words
+from gptattn.compare.statistics import Estimate, pair_by_seed
+from gptattn.compare.verdicts import seed_words, signed
 from gptattn.runs.metrics import LOSS, PARAMS
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
@@ -45,6 +46,7 @@ INK = "#1b1c1d"
 # out: one vanishes on a light background, the other on a dark one.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+BETTER, WORSE = COLOURS[0], COLOURS[3]
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
@@ -141,10 +143,15 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
     looks = {row.name: look(i, row.name) for i, row in enumerate(section.rows)}
     kind = choose_curves(section, curves)
     plots = []
+    if any(row.difference for row in section.rows):
+        plots.append(_forest_plot(section, f"{prefix}forest_loss"))
     for axis in CURVE_AXES:
         bands = average_rows(section, curves, kind, axis)
         if any(len(band.x) > 1 for band in bands.values()):
             plots.append(_curve_plot(bands, looks, kind, axis, f"{prefix}loss_{axis}"))
+    gaps = average_gaps(section, curves, kind)
+    if any(len(band.x) > 1 for band in gaps.values()):
+        plots.append(_gap_plot(gaps, looks, kind, section.baseline, f"{prefix}loss_gap"))
     for cost, metric in COSTS.items():
         rows = [row for row in section.rows if metric in row.metrics]
         if len(rows) > 1:
@@ -158,6 +165,75 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
     if costs := cache_costs(section):
         plots.append(_cache_plot(costs, looks, f"{prefix}loss_cache"))
     return plots
+
+
+def _forest_plot(section: Section, name: str) -> Plot:
+    """Plot each row's difference to the baseline: its mean, its interval and a dot per seed."""
+    base, *others = section.rows
+    rows = [(row, row.difference) for row in others if row.difference is not None]
+    labels = [_label(row.name) for row, _ in rows]
+    size = SIZE[0] + 0.05 * max(map(len, labels)), 0.8 + 0.4 * len(rows)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
+    axes.axvline(0, color=INK, linewidth=1)
+    low, high = 0.0, 0.0
+    for y, (row, d) in enumerate(rows):
+        colour = (BETTER if d.mean < 0 else WORSE) if d.shown else INK
+        reference, values = pair_by_seed([base.runs, row.runs]).values
+        seeds, ends = values - reference, [d.mean]
+        if d.interval is not None and d.n >= FEWEST_FOR_BAND:
+            ends += d.interval
+            axes.plot(d.interval, (y, y), color=colour, linewidth=1.6, solid_capstyle="butt")
+        axes.plot(seeds, np.full(d.n, y + 0.24), ".", color=colour, alpha=0.55, markersize=5)
+        axes.plot(d.mean, y, "D", color=colour, markersize=6)
+        most = 6 * np.abs(seeds).max()  # of a few seeds an interval may be far wider than that
+        low, high = (
+            f(was, *np.clip(ends, -most, most), *seeds) for f, was in ((min, low), (max, high))
+        )
+    room = 0.06 * (high - low) or 1.0
+    axes.set_xlim(low - room, high + room)
+    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row at the top
+    axes.set_yticks(range(len(rows)), labels)
+    counts = [f"{signed(d.mean)}{'*' * d.shown}  n = {d.n}" for _, d in rows]
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(len(rows)), counts)
+    for side, spine in ((axes, "left"), (right, "right")):
+        side.tick_params(axis="y", length=0)
+        side.spines[spine].set_visible(False)
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel=f"validation loss minus {_label(section.baseline)}'s (nats, left is better)")
+    compared = max(d.comparisons for _, d in rows)
+    corrected = f", corrected for {compared} comparisons" * (compared > 1)
+    caption = (
+        f"Diamonds: mean differences to {section.baseline} over seeds. Lines: 95% confidence "
+        f"intervals{corrected} (none for two seeds; a very wide one may leave the plot). Dots: the "
+        "difference at each seed. Coloured, with a star: a difference that the runs show (blue is "
+        "better, red is worse)."
+    )
+    return _render(axes, name, f"Difference to {section.baseline}", caption)
+
+
+def _gap_plot(
+    gaps: Mapping[str, Band], looks: Mapping[str, Look], kind: str, baseline: str, name: str
+) -> Plot:
+    """Plot each row's mean paired difference to the baseline, with its band, over the steps."""
+    axes = new_axes()
+    _draw_bands(axes, gaps, looks, first=max(band.x[-1] for band in gaps.values()) / 10)
+    axes.axhline(0, color=INK, linewidth=1)
+    lines = [(band.mean, band.low, band.high) for band in list(gaps.values())[:MAX_NAMED]]
+    late = [own[len(own) // 2 :] for each in lines for own in each if own is not None]
+    low, high = min(0.0, *map(min, late)), max(0.0, *map(max, late))
+    room = 0.08 * (high - low) or 1.0
+    axes.set_ylim(low - room, high + room)
+    axes.xaxis.set_major_formatter(format_tick)
+    loss = {"val": "validation loss", "train": "training loss"}[kind]
+    axes.set(xlabel="training steps", ylabel=f"{loss} minus {_label(baseline)}'s (nats)")
+    caption = (
+        f"Mean difference to {baseline} at the same seed and step; bands are "
+        f"{INTERVALS.format(each='thin lines show each')} of each point alone. Only the end of "
+        f"training decides what the runs show.{_left_out(gaps)}"
+    )
+    return _render(axes, name, f"Gap to {baseline} over training", caption)
 
 
 def _curve_plot(
@@ -437,10 +513,11 @@ def _add_legend(figure: Figure, handles: Sequence[Any], where: Any) -> None:
 
 
 def _render(axes: Any, name: str, title: str, caption: str) -> Plot:
-    """Put a legend of all labels below the plot, and render it to SVG and PNG."""
+    """Put a legend of any labels below the plot, and render it to SVG and PNG."""
     figure = axes.figure
     handles, _ = axes.get_legend_handles_labels()
-    _add_legend(figure, handles, "outside lower center")
+    if handles:
+        _add_legend(figure, handles, "outside lower center")
     svg, png = io.StringIO(), io.BytesIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     # The salt makes ids, and so the file, the same each time, and ids differ between figures.

@@ -30,6 +30,7 @@ MAX_FAILURES = 3  # failed runs named with their reasons
 # Of the plots that we write, and may remove.
 PLOT_NAMES = (
     *(f"loss_{axis}" for axis in ("tokens", "flops", "seconds", "sizes", "cache")),
+    *("forest_loss", "loss_gap"),
     *("loss_position", "loss_position_beyond"),
     *(f"pareto_{cost}" for cost in COSTS),
     *(f"ladder_{cost}" for cost in LADDER_COSTS),
@@ -110,7 +111,9 @@ def page_text(
             {
                 "section": section,
                 "table": section_table(section),
-                "plots": own,
+                "forest": [plot for plot in own if "forest" in plot.name],
+                "plots": [plot for plot in own if "forest" not in plot.name],
+                "settings": _shared_settings(section),
                 "evaluations": evaluation_tables(section),
             }
             for section, own in zip(comparison.sections, plots, strict=True)
@@ -122,6 +125,11 @@ def page_text(
         environment=_environment(comparison),
         still_open=still_open,
     )
+
+
+def _shared_settings(section: Section) -> list[tuple[str, str]]:
+    runs = [run for row in section.rows for run in row.runs]
+    return sorted(set.intersection(*({*run.settings.items()} for run in runs)))
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:
@@ -196,6 +204,7 @@ def _fields(node: Any) -> Any:
                 "title": node.title,
                 "words": verdicts.section_words(node),
                 "match": verdicts.match_words(node),
+                "commands": verdicts.seed_commands(node),
                 "certainty": verdicts.seed_notes(node),
                 "loss_by_position": position_losses(node),
                 "loss_by_cache": cache_costs(node),

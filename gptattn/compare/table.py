@@ -1,24 +1,32 @@
 """Makes the tables, as cells of text with a heading row first, for terminal, Markdown and page."""
 
-import sys
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
 
 from pandas import DataFrame
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import Across, Comparison, Section, estimate_metrics
+from gptattn.compare.comparison import (
+    Across,
+    Comparison,
+    Section,
+    compare,
+    estimate_rows,
+)
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.differences import RATE, UNSET
-from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import group_runs, rates_differ
+from gptattn.compare.finished_runs import Run, read_runs
+from gptattn.compare.groups import Groups, group_runs, rates_differ, typical_row
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference, Estimate
-from gptattn.machine.console import StdoutConsole
-from gptattn.runs.metrics import LOSS, OF_DATA, REPORTED
+from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 
 # Heading -> metric, and the format of its mean.
 COLUMNS = {shown[0]: (metric, shown[1]) for metric, shown in REPORTED.items() if shown}
@@ -50,12 +58,14 @@ class TitledTable:
     caption: str
     words: Sequence[str] = field(default_factory=list)
     notes: Sequence[str] = field(default_factory=list)
+    commands: Sequence[str] = field(default_factory=list)  # for more seeds
 
 
 def short_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
     groups = group_runs(runs)
-    headings, *body = _metric_cells([estimate_metrics(members) for members in groups.values()])
+    metrics, _ = estimate_rows(groups, typical_row(groups))
+    headings, *body = _metric_cells(metrics, groups)
     cells = [["variant", "seeds", *headings]]
     for (name, members), figures in zip(groups.items(), body, strict=True):
         cells.append([name, str(len(members)), *figures])
@@ -67,7 +77,7 @@ def report_rows(section: Section) -> list[list[str]]:
 
     If each variant has its own learning rate, that is a column.
     """
-    headings, *body = _metric_cells([row.metrics for row in section.rows])
+    headings, *body = _metric_cells({row.name: row.metrics for row in section.rows}, section.groups)
     rates = rates_differ([row.runs[0] for row in section.rows])
     versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
     tests = [versus, "95% interval", "p"]
@@ -78,18 +88,21 @@ def report_rows(section: Section) -> list[list[str]]:
     return cells
 
 
-def _metric_cells(rows: Sequence[Mapping[str, Estimate]]) -> list[list[str]]:
+def _metric_cells(metrics: Mapping[str, Mapping[str, Estimate]], groups: Groups) -> list[list[str]]:
     """Return each row's means, headings first; metrics of other kinds of data have no column."""
-    known = set[str]().union(*rows)
+    known = set[str]().union(*metrics.values())
     columns = {
         heading: (metric, form)
         for heading, (metric, form) in COLUMNS.items()
         if metric in known or metric not in OF_DATA
     }
     cells = [list(columns)]
-    for row in rows:
+    for name, row in metrics.items():
+        absent = dict.fromkeys(REPORTED, MISSING)
+        if all(run.uncached for run in groups[name]):
+            absent[CACHE] = "no cache"
         means = [
-            form(row[metric].mean) if metric in row else MISSING
+            form(row[metric].mean) if metric in row else absent[metric]
             for metric, form in columns.values()
         ]
         cells.append([mean_cell(row[LOSS]), *means[1:]])
@@ -134,11 +147,10 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
-    words, notes = (
-        verdicts.section_words(section),
-        [*verdicts.match_words(section), *verdicts.seed_notes(section)],
-    )
-    return TitledTable(section.title or title, report_rows(section), caption, words, notes)
+    words, commands = verdicts.section_words(section), verdicts.seed_commands(section)
+    notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
+    cells = report_rows(section)
+    return TitledTable(section.title or title, cells, caption, words, notes, commands)
 
 
 def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:
@@ -296,23 +308,67 @@ def change_words(change: float) -> str:
     return f"{round(change, 4) + 0.0:+.4f}"
 
 
-def show(comparison: Comparison) -> None:
-    """Print each table with its words; warnings go to stderr."""
-    console = StdoutConsole(highlight=False, markup=False, emoji=False)
-    whole = f"{' '.join(comparison.folders)}: {verdicts.headline(comparison)}"
-    if len(comparison.sections) > 1:
-        console.print(f"{whole}\n")
+class Report(Comparison):
+    """A comparison that prints as the command does, and is a table in a notebook."""
+
+    def __repr__(self) -> str:
+        console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False)
+        with console.capture() as shown:
+            print_tables(self, console)
+        warnings = [f"warning: {line}" for line in warning_lines(self)]
+        return "\n".join([shown.get().rstrip(), *warnings])
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for table in all_tables(self):
+            heading, *body = table.cells
+            lines = "".join(
+                f"<li>{escape(line)}</li>" for line in [*table.words, *table.notes, *table.commands]
+            )
+            cells = DataFrame(body, columns=list(heading)).to_html(index=False, border=0)
+            parts.append(f"<h4>{escape(table.title)}</h4>{cells}<ul>{lines}</ul>")
+        return "".join(parts)
+
+
+def load_comparison(
+    *folders: str | Path, baseline: str | None = None, split: bool = False
+) -> Report:
+    """Return the comparison of the finished runs in these folders, by default in `outputs`.
+
+    `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
+    finished run, ConfigError if the runs cannot be compared.
+    """
+    paths = [str(folder) for folder in folders] or ["outputs"]
+    runs, skipped = read_runs(paths)
+    found = compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
+    return Report(**vars(found))
+
+
+def all_tables(comparison: Comparison) -> list[TitledTable]:
+    """Return the tables of the sections and those across sections."""
+    whole = _whole(comparison)
     tables = [section_table(section, whole) for section in comparison.sections]
-    for table in [*tables, *tables_across(comparison)]:
-        console.print(cells_table(table.cells, table.title, console.width, table.caption))
-        for line in [*table.words, *table.notes]:
-            console.print(f"- {line}")
-        console.print()
-    for line in warning_lines(comparison):
-        print(f"warning: {line}", file=sys.stderr)
+    return [*tables, *tables_across(comparison)]
+
+
+def _whole(comparison: Comparison) -> str:
+    return f"{' '.join(comparison.folders)}: {verdicts.headline(comparison)}"
 
 
 def warning_lines(comparison: Comparison) -> list[str]:
     """Return the warnings of all sections and of the whole, each once."""
     lines = [line for section in comparison.sections for line in section.warnings]
     return list(dict.fromkeys([*lines, *comparison.warnings]))
+
+
+def print_tables(comparison: Comparison, console: Console) -> None:
+    """Print each table with its words."""
+    if len(comparison.sections) > 1:
+        console.print(f"{_whole(comparison)}\n")
+    for table in all_tables(comparison):
+        console.print(cells_table(table.cells, table.title, console.width, table.caption))
+        for line in [*table.words, *table.notes]:
+            console.print(f"- {line}")
+        for line in table.commands:
+            console.print(f"- {line}", soft_wrap=True)  # to copy a command, it is one line
+        console.print()

@@ -7,6 +7,7 @@ in the source, so that planning a sweep gives the same hashes as running it.
 import ast
 import hashlib
 import importlib.util
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
@@ -59,6 +60,9 @@ def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[st
         source = None if file is None else read_source(module, file)
         imports = [] if source is None else source.imports
         exported = [(other, original) for other, original, alias in imports if alias == name != ""]
+        if not exported and name and file is not None and file.stem == "__init__":
+            # A package may look its classes up in the files below it.
+            exported = [(home, "") for home in (find_class(module, file.parent, name),) if home]
         if exported:
             waiting += exported
             continue
@@ -69,6 +73,17 @@ def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[st
         elif counts and (installed := hash_of(top)) is not None:
             found[top] = installed
     return dict(sorted(found.items()))
+
+
+def find_class(package: str, folder: Path, name: str) -> str | None:
+    """Return the module, one subpackage below a package, whose source defines the class `name`.
+
+    `folder`: the package's. Return None if there is none. Nothing is imported.
+    """
+    for file in sorted(folder.glob("*/*.py")):
+        if re.search(rf"^class {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE):
+            return f"{package}.{file.parent.name}.{file.stem}"
+    return None
 
 
 def is_unchanged(code: Mapping[str, str]) -> bool:

@@ -7,22 +7,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gptattn.data.tokenizer import Tokenizer
+from gptattn.data.tokenizer import Tokenizer, encode_prompt
+from gptattn.decode.generate import generate
+from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.rows import read_metrics
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import build_dataclass
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,39 @@ class SavedRun:
     model: GPT  # on the CPU, in eval mode
     tokenizer: Tokenizer
     source: Path  # the file of the weights
+
+    def generate(
+        self, prompt: str = "", tokens: int = 200, temperature: float = 0.8, seed: int = 1
+    ) -> str:
+        """Return the prompt, continued by `tokens` new tokens; temperature 0 is greedy.
+
+        Raises DataError for a prompt with unknown characters, ConfigError for the temperature.
+        """
+        device = next(self.model.parameters()).device  # the caller may have moved the model
+        ids = torch.from_numpy(encode_prompt(self.tokenizer, prompt).astype("int64"))[None]
+        found = generate(
+            self.model,
+            ids.to(device),
+            tokens,
+            Sampling(temperature),
+            vocab_size=self.tokenizer.vocab_size,
+            generator=torch.Generator(device).manual_seed(seed),
+        )
+        return self.tokenizer.decode(found[0].cpu().numpy())
+
+    @property
+    def curves(self) -> "DataFrame":
+        """What the run recorded, by step: a pandas DataFrame with `step` and a column per metric.
+
+        Between two measurements of a metric are points on the line that joins them, so that
+        `run.curves.plot(x="step", y="val/loss")` draws it. `gptattn.load_curves` has the
+        measurements alone. Raises OSError, and ValueError if metrics.jsonl is damaged.
+        """
+        table = read_metrics(RunFolder(self.folder)).pivot(
+            index="step", columns="metric", values="value"
+        )
+        joined = table.interpolate(method="index", limit_area="inside")
+        return joined.reset_index().rename_axis(columns=None)
 
 
 def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:

@@ -3,12 +3,18 @@
 import json
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+T = TypeVar("T")
 
 
 class Row(msgspec.Struct, gc=False):
@@ -24,21 +30,45 @@ class Row(msgspec.Struct, gc=False):
     flops: float | None = msgspec.field(name="progress/flops", default=None)
 
 
-_DECODER = msgspec.json.Decoder(Row)
-
-
 def read_rows(folder: RunFolder) -> Iterator[Row]:
-    """Yield the rows in order. Raises OSError, and ValueError at the first line that is no row.
+    """Yield the rows in order, with the values that are plotted.
+
+    Raises OSError, and ValueError at the first line that is no row.
+    """
+    yield from _read_rows(folder, Row)
+
+
+def read_metrics(folder: RunFolder) -> "DataFrame":
+    """Return a pandas DataFrame with one row per metric and step: `step`, `metric`, `value`.
+
+    All numbers of metrics.jsonl in their order; of a step repeated after a resume, the last counts.
+    Raises OSError, and ValueError at the first line that is no row.
+    """
+    from pandas import DataFrame  # slow to import, and training does not need it
+
+    long = [
+        (int(row["step"]), metric, float(value))
+        for row in _read_rows(folder, dict[str, Any])
+        for metric, value in row.items()
+        if metric not in ("step", "time") and isinstance(value, int | float)
+    ]
+    table = DataFrame(long, columns=["step", "metric", "value"])
+    return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True)
+
+
+def _read_rows(folder: RunFolder, kind: type[T]) -> Iterator[T]:
+    """Yield the rows as this kind.
 
     A last line without a newline is either a complete row or a truncated one.
     """
+    decoder = msgspec.json.Decoder(kind)
     with folder.rows_file.open("rb") as lines:
         for count, line in enumerate(filter(bytes.strip, lines)):
             try:
                 try:
-                    row = _DECODER.decode(line)
+                    row = decoder.decode(line)
                 except msgspec.DecodeError:  # of NaN, which Python's json writes and reads
-                    row = msgspec.convert(json.loads(line), Row)
+                    row = msgspec.convert(json.loads(line), kind)
             except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
                 raise ValueError(
                     f"metrics.jsonl is damaged after {count:,} rows; those count"

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,24 +46,29 @@ def check_targets(
 
     Raises ForeignTarget for one that is neither there nor in the allowed packages. Imports nothing.
     """
-    packages, found = [*PACKAGES, *allow_targets], set[Path]()
+    found = set[Path]()
     for key, value in node.items():
         field = f"{path}{key}"
         if key == "_target_" and not isinstance(value, str):
             raise ConfigError(field, "is missing; name a class, package.module.Class")
-        if key == "_target_" and (folder := find_folder(value)) is not None:
-            found.add(folder)
-        elif key == "_target_" and not any(value.startswith(f"{one}.") for one in packages):
-            top = value[:100].partition(".")[0]
-            raise ForeignTarget(
-                field,
-                f"{value[:100]} is outside of {', '.join(packages)} and of this folder; "
-                f"add allow_targets=[{top}], if you trust it",
-            )
+        if key == "_target_" and not _is_in(value, PACKAGES):
+            if (folder := find_folder(value)) is not None:
+                found.add(folder)
+            elif not _is_in(value, allow_targets):
+                raise ForeignTarget(
+                    field,
+                    f"{value[:100]} is outside of {', '.join([*PACKAGES, *allow_targets])} and of "
+                    f"this folder; add allow_targets=[{value[:100].partition('.')[0]}], if you "
+                    "trust it",
+                )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
                 found |= check_targets(one, allow_targets, f"{field}.")
     return found
+
+
+def _is_in(name: str, packages: Iterable[str]) -> bool:
+    return any(name.startswith(f"{package}.") for package in packages)
 
 
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
@@ -87,8 +92,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         raise ConfigError(field, f"{name} is abstract; name a subclass")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     home = f"{getattr(found, '__module__', '')}."
-    known = any(home.startswith(f"{package}.") for package in packages)
-    if not callable(found) or not (known or find_folder(home)):
+    if not callable(found) or not (_is_in(home, packages) or find_folder(home)):
         raise ConfigError(field, f"{name} is not a class or function of {', '.join(packages)}")
     return found
 

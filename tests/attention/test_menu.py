@@ -7,8 +7,10 @@ import torch
 from building import build_gpt, chosen, menu, settings
 from support import summary, train
 
+import gptattn.attention
 from gptattn.attention import MultiHeadAttention
 from gptattn.errors import ConfigError
+from gptattn.machine.source_code import hash_code
 from gptattn.settings.build import build_model
 from gptattn.settings.construct import arguments_of, find_target
 
@@ -30,6 +32,19 @@ def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(group, name):
         defaults |= {p.name: p.default for p in parameters if p.default is not p.empty}
     differing = {key for key, value in spec.items() if value != defaults[key]}
     assert differing == PRESETS.get(name, set())
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in ("attn", "part") for name in menu(group)]
+)
+def test_a_class_of_the_menu_is_imported_from_the_package_and_counts_as_its_own_file(group, name):
+    made = settings(f"{group}={name}")
+    target = find_target(group, made.attn if group == "attn" else made.part[name], [])
+    assert getattr(gptattn.attention, target.__name__) is target
+    assert target.__name__ in dir(gptattn.attention)
+    own = hash_code([f"{target.__module__}.{target.__name__}"])
+    assert hash_code([f"gptattn.attention.{target.__name__}"]) == own
+    assert target.__module__ in own
 
 
 def test_what_every_mechanism_takes_is_checked_as_its_own_arguments_are():

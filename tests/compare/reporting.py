@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gptattn.cli.commands.compare import main
-from gptattn.compare.comparison import Section, load_comparison
+from gptattn.compare.comparison import Section
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import Groups, group_runs
+from gptattn.compare.table import load_comparison
 
 LOSSES = {
     "mha": [2.00, 2.01, 2.02, 2.03, 2.04],

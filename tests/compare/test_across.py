@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from runfolders import write_run, write_sweep
 
-from gptattn.compare.comparison import Across, load_comparison
+from gptattn.compare.comparison import Across
 from gptattn.compare.report import json_text
-from gptattn.compare.table import tables_across
+from gptattn.compare.table import load_comparison, tables_across
 from gptattn.compare.verdicts import across_notes, across_words
 from gptattn.errors import ConfigError
 

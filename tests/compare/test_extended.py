@@ -9,8 +9,8 @@ from reporting import only_section
 from runfolders import TOKENS, write_rows, write_run
 from support import command, summary, train
 
-from gptattn.compare.comparison import load_comparison
 from gptattn.compare.curves import average_rows, choose_curves, read_all_curves
+from gptattn.compare.table import load_comparison
 
 
 def steps(count: int) -> dict[str, Any]:

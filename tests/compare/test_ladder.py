@@ -10,7 +10,6 @@ from reporting import Page, report
 from runfolders import write_run
 from scipy.stats import binom, f
 
-from gptattn.compare.comparison import load_comparison
 from gptattn.compare.ladder import (
     Ladder,
     LadderReport,
@@ -20,7 +19,7 @@ from gptattn.compare.ladder import (
     lack_of_fit,
     multipliers,
 )
-from gptattn.compare.table import MISSING, tables_across
+from gptattn.compare.table import MISSING, load_comparison, tables_across
 from gptattn.compare.verdicts import ladder_words
 
 COMPUTE = np.array([1e12, 4e12, 16e12, 64e12, 256e12])

@@ -7,10 +7,10 @@ import pytest
 from reporting import groups_in
 from runfolders import write_run
 
-from gptattn.compare.comparison import load_comparison
 from gptattn.compare.differences import differences_in_provenance
 from gptattn.compare.finished_runs import read_runs, without_replaced
 from gptattn.compare.groups import group_runs
+from gptattn.compare.table import load_comparison
 
 CHANGED = "gptattn.attention.variants.gqa"
 NEW = {"code": {"gptattn.attention.core": "c0", CHANGED: "v1"}}
@@ -43,14 +43,14 @@ def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_
 
 
 def test_differences_in_code_and_machine_are_reported(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": "aaa", "threads": 2})
-    write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "threads": 2})
+    write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": "aaa", "processes": 2})
+    write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "processes": 2})
     libraries = {"libraries": {"torch": "2.12.0"}}
     write_run(tmp_path / "c", "mha", 3, 2.0, environment={"git_commit": "aaa", **libraries})
     assert differences_in_provenance(read_runs([tmp_path])[0]) == [
         "the runs differ in git_commit (aaa: 2 runs; bbb: 1 run)",
         "the runs differ in torch (2.13.0: 2 runs; 2.12.0: 1 run)",
-        "the runs differ in threads (2: 2 runs; unknown: 1 run)",
+        "the runs differ in processes (2: 2 runs; unknown: 1 run)",
     ]
 
 

@@ -12,10 +12,16 @@ from reporting import Page, only_section, report
 from rich.console import Console
 from runfolders import write_run, write_sweep
 
-from gptattn.compare.comparison import load_comparison
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import csv_text
-from gptattn.compare.table import cells_table, report_rows, section_table, short_rows
+from gptattn.compare.table import (
+    MISSING,
+    cells_table,
+    load_comparison,
+    report_rows,
+    section_table,
+    short_rows,
+)
 from gptattn.compare.verdicts import headline
 from gptattn.errors import ConfigError
 from gptattn.sweep.progress import print_end
@@ -226,7 +232,7 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)
-    assert page.count("<svg") == 15  # seven of each section, and one over sizes
+    assert page.count("<svg") == 19  # nine of each section, and one over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
     assert (out / "loss_sizes.png").exists()
 
@@ -266,3 +272,61 @@ def test_the_report_command_printed_by_a_sweep_works(
     arguments = shlex.split(line)
     assert ("--split" in arguments) == split
     report(*arguments, "--no-files")
+
+
+def test_speed_and_memory_are_compared_only_under_equal_conditions(tmp_path: Path) -> None:
+    def run(variant: str, seed: int, threads: int, shares: str | None) -> None:
+        place = tmp_path / f"{variant}_s{seed}"
+        conditions = {"environment": {"threads": threads}, "summary": {"shares": shares}}
+        write_run(place, variant, seed, 2.0 + seed / 10, **conditions)  # type: ignore[arg-type]
+
+    for seed in (1, 2):
+        run("mha", seed, 1, "machine")
+        run("mqa", seed, 1, "machine")
+        run("gqa", seed, 2 if seed == 1 else 1, None if seed == 1 else "machine")
+        run("mla", seed, 1, None)
+    (section,) = load_comparison(tmp_path).sections
+    columns = {heading: i for i, heading in enumerate(report_rows(section)[0])}
+    cells = {row[0]: row for row in report_rows(section)}
+    for heading, known in (("tokens/s", "1,000"), ("step ms", "10.0"), ("peak MB", "400")):
+        shown = {name: cells[name][columns[heading]] for name in ("mha", "mqa", "gqa", "mla")}
+        assert shown == {"mha": known, "mqa": known, "gqa": MISSING, "mla": MISSING}
+    assert {row.name for row in section.rows if "speed" in row.fronts} <= {"mha", "mqa"}
+    assert [row.speed is None for row in section.rows if row.name in ("gqa", "mla")] == [True] * 2
+    (line,) = section.warnings
+    assert line.startswith("tokens/s, step ms and peak MB of gqa, mla are left out")
+    assert "gqa: 1 run with 2 threads alone; gqa: 1 run with 1 thread beside others" in line
+    assert not load_comparison(tmp_path).warnings  # it is said once
+
+
+def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path: Path) -> None:
+    write_sweep(tmp_path, {"mha": [2.0, 2.1]})
+    write_sweep(tmp_path, {"mine": [1.0, 1.2]}, metrics={"cost/kv_bytes_per_token": None})
+    found = load_comparison(tmp_path)
+    (section,) = found.sections
+    heading, mha, mine = report_rows(section)
+    column = heading.index("cache B/token")
+    assert (mha[column], mine[column]) == ("1,024", "no cache")
+    assert not any("cache" in line for line in section_table(section).words)
+    assert {row.name: "cache" in row.fronts for row in section.rows} == {"mha": True, "mine": False}
+    (_, row) = csv.DictReader(csv_text(found).splitlines())
+    assert row["cost/kv_bytes_per_token"] == ""
+
+
+def test_rows_that_were_not_checked_are_marked_once(tmp_path: Path) -> None:
+    write_sweep(tmp_path, {"mha": [2.0, 2.1]}, config={"checks": True})
+    write_sweep(tmp_path, {"gqa": [2.0, 2.2]})  # an older record
+    write_sweep(tmp_path, {"mine": [1.0, 1.2]}, config={"checks": False})
+    lines = [line for section in load_comparison(tmp_path).sections for line in section.warnings]
+    marks = [line for line in lines if "causal" in line]
+    assert marks == ["trained without the check that it is causal: mine"]
+
+
+def test_a_sweeps_last_table_names_rows_as_the_report_does(tmp_path: Path) -> None:
+    for name, spec in (("learned", {"_target_": "gptattn.Learned"}), ("none", {})):
+        config = {"position": spec}
+        choices = {"position": name}
+        write_run(tmp_path / name, "mha", 1, 2.0, config=config, choices=choices)
+    table = short_rows(read_runs([tmp_path])[0])
+    assert [row[0] for row in table[1:]] == ["mha position=learned", "mha position=none"]
+    assert {row.name for row in only_section(tmp_path).rows} == {row[0] for row in table[1:]}

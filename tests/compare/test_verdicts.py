@@ -1,6 +1,7 @@
 """The report's sentences agree with its decisions and claim no more than the runs support."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy.stats import binom
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.table import markdown_table, report_rows
+from gptattn.compare.table import markdown_table, report_rows, section_table
 from gptattn.compare.verdicts import (
     best_words,
     match_words,
@@ -32,6 +33,7 @@ from gptattn.runs.two_stages import (
     variant_key,
     write_two_stages,
 )
+from gptattn.settings.compose import settings
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
 COSTS = {
@@ -359,3 +361,23 @@ def test_without_a_second_stage_nothing_changes(tmp_path: Path) -> None:
 def test_a_damaged_record_of_two_stages_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(text)
     assert read_two_stages(tmp_path) is None
+
+
+@pytest.mark.parametrize("code", [{}, {"gptattn.attention.core": "of an earlier version"}])
+def test_the_seeds_that_would_show_a_difference_come_with_their_command(
+    code: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for attn, losses in (("mha", [2.00, 2.03, 2.01]), ("gqa", [2.02, 2.02, 2.04])):
+        for seed, loss in enumerate(losses, start=1):
+            config = asdict(replace(settings([f"attn={attn}"]), seed=seed))
+            place = Path("outputs", "scratch", f"{attn}_s{seed}")
+            write_run(place, attn, seed, loss, config=config, identity={"code": code})
+    found = only_section(Path("outputs"))
+    d = found.rows[1].difference
+    assert d is not None
+    assert d.seeds_needed is not None
+    range_ = f"'seed=range(1,{d.seeds_needed + 1})'"
+    line = f"{d.seeds_needed} seeds of gqa: python train.py -m attn=mha,gqa {range_}"
+    # A sweep of other code would not find these runs.
+    assert [*section_table(found).commands] == ([] if code else [line])

@@ -5,11 +5,15 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gptattn.compare.finished_runs import one_line, read_runs
+from gptattn.machine.console import StdoutConsole
 from gptattn.machine.disk import disk_errors
 from gptattn.machine.ending import run_command
+
+if TYPE_CHECKING:
+    from gptattn.compare.comparison import Comparison
 
 
 def main() -> NoReturn:
@@ -52,7 +56,7 @@ def _report(args: argparse.Namespace) -> None:
     runs, skipped = read_runs(args.folders)
 
     from gptattn.compare.comparison import compare
-    from gptattn.compare.table import markdown_table, report_rows, show, warning_lines
+    from gptattn.compare.table import markdown_table, report_rows, warning_lines
 
     comparison = compare(
         runs,
@@ -80,7 +84,7 @@ def _report(args: argparse.Namespace) -> None:
     for line in still_open:
         print(f"open: {line}", file=sys.stderr)
     if args.no_files:
-        show(comparison)
+        _print(comparison)
         return
 
     from gptattn.compare.curves import read_all_curves, write_board
@@ -93,9 +97,17 @@ def _report(args: argparse.Namespace) -> None:
         claim_folder(args.board, option="--board")
     curves, damage = read_all_curves(comparison.runs)
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
-    show(comparison)
+    _print(comparison)
     print(f"page: {write_report(comparison, curves, out, still_open)}")
     if args.board is not None:
         with disk_errors(args.board, "--board"):
             write_board(comparison, curves, args.board)
         print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
+
+
+def _print(comparison: "Comparison") -> None:
+    from gptattn.compare.table import print_tables, warning_lines
+
+    print_tables(comparison, StdoutConsole(highlight=False, markup=False, emoji=False))
+    for line in warning_lines(comparison):
+        print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,99 @@
+"""From records back to commands: what is named makes the same runs, and else nothing is named."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.overrides import sweep_command
+from gptattn.settings.compose import settings
+from gptattn.settings.identity import flat, places, settings_key
+from gptattn.sweep.jobs import list_jobs
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def record(name: str, *overrides: str, seed: int = 1, home: str = "outputs/scratch") -> Path:
+    """Write a record as a run of this command does; return its folder."""
+    folder = Path(home, name)
+    folder.mkdir(parents=True)
+    RunFolder(folder).write_settings(replace(settings(overrides), seed=seed))
+    return folder
+
+
+def made_by(command: str) -> list[str]:
+    """The keys of the runs that a command's sweep makes, as it plans them."""
+    program, file, flag, *words = shlex.split(command)
+    assert (program, file, flag) == ("python", "train.py", "-m")
+    jobs = list_jobs(cast(Any, None), words, None, settings().ladder)
+    nodes = [asdict(settings(job.overrides)) for job in jobs]
+    return sorted(settings_key(node) + repr(places(flat(node))) for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("shared", "values", "starts"),
+    [
+        ([], ["attn=mha", "attn=gqa"], "attn=mha,gqa 'seed=range(1,5)'"),
+        (["attn.dropout=0.1"], ["position=rope", "position=none"], "position=rope,none"),
+        (["attn=gqa"], ["part=[]", "part=[qk_norm,gate]"], "'part=[],[qk_norm,gate]'"),
+        (["block=llama", "model=nano"], ["attn=mha", "attn=mla"], "attn=mha,mla"),
+        (["budget.seconds=1.5"], ["optim.lr=1e-5", "optim.lr=3e-3"], "optim.lr=1e-05,0.003"),
+        (["data=text", "data.path='a, b.txt'"], ["attn=mha", "attn=mqa"], "attn=mha,mqa"),
+        (["trainer.precision=bf16-mixed"], ["compile=true", "compile=false"], "compile=true,false"),
+        (["optim=muon"], ["pattern=[sliding,gqa]", "pattern=[mha,gqa]"], "'pattern=["),
+        (["data=recall", "tokenizer=none"], ["attn=mha", "attn=sliding"], "attn=mha,sliding"),
+    ],
+)
+def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds(
+    shared: Sequence[str], values: Sequence[str], starts: str
+) -> None:
+    runs = [record(f"{i}", *shared, value) for i, value in enumerate(values)]
+    command = sweep_command(runs, [1, 2, 3, 4])
+    assert command is not None
+    assert command.startswith(f"python train.py -m {starts}")
+    wanted = [
+        asdict(replace(settings([*shared, value]), seed=seed))
+        for value in values
+        for seed in (1, 2, 3, 4)
+    ]
+    assert made_by(command) == sorted(settings_key(w) + repr(places(flat(w))) for w in wanted)
+
+
+def test_the_experiment_is_named_and_seeds_with_gaps_are_listed() -> None:
+    named = "experiment_name=mine", "sweep.jobs=1"
+    runs = [record(attn, f"attn={attn}", *named, home="outputs/mine") for attn in ("mha", "gqa")]
+    words = shlex.split(sweep_command(runs, [1, 2, 7]) or "")
+    assert {"attn=mha,gqa", "seed=1,2,7", *named} == {*words[3:]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["attn=mha"], ["attn=gqa", "optim.lr=0.01"]),  # two differences
+        (["attn=mha"], ["attn=gqa", "match=params"]),
+        (["attn=mha"], ["attn=gqa", "init_from=outputs/old/mha_s1_123456"]),
+        (["attn=mha"], ["attn=mha"]),
+    ],
+)
+def test_without_a_single_known_difference_no_command_is_named(
+    first: Sequence[str], second: Sequence[str]
+) -> None:
+    assert sweep_command([record("a", *first), record("b", *second)], [1, 2, 3]) is None
+
+
+def test_runs_that_a_sweep_from_here_would_not_find_have_no_command(here: Path) -> None:
+    runs = [record(attn, f"attn={attn}", home="elsewhere") for attn in ("mha", "gqa")]
+    assert sweep_command(runs, [1, 2]) is None
+    # A setting that the menu's file lacks cannot be given as an override.
+    runs = [record(attn, f"attn={attn}") for attn in ("mha", "gqa")]
+    file = here / "outputs" / "scratch" / "gqa" / "config.yaml"
+    file.write_text(file.read_text().replace("  num_kv_heads:", "  no_such_argument:"))
+    assert sweep_command(runs, [1, 2]) is None
