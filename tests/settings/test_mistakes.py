@@ -94,7 +94,11 @@ MISTAKES = {
     ),
     "pattern=[]": r"pattern: is empty",
     "pattern=gqa": r"pattern: is not a list; write pattern=\[a,b\]",
-    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}, or copy conf/attn/NAME.yaml",
+    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}$",
+    "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
+        r"attn.kv_rank: no attention in pattern=\[gqa,gated_deltanet\] has it; gqa has "
+        r"num_kv_heads, out_proj, scale, window, backend; gated_deltanet has conv_size, "
+    ),
     "pattern=[gqa,mqa] model.num_heads=1": (
         r"pattern.gqa.num_kv_heads: num_kv_heads=2 must divide num_heads=1; one of \[1\]"
     ),
