@@ -32,6 +32,14 @@ MISTAKES = {
     "hydra.run.dir=mine model.num_heads=3": (2, "model.num_heads: num_heads=3 must divide"),
     "seed=2 --resolve seed=3": (2, "command line: --resolve must come before the settings"),
     "hydra.sweeper.params={seed:'1,2'}": (2, "command line: these settings define a sweep; add -m"),
+    "pattern=[gqa,mqa] model.num_layers=2 attn.num_kv_heads=3": (
+        2,
+        "attn.num_kv_heads: num_kv_heads=3 must divide num_heads=4; one of [1, 2, 4]",
+    ),
+    "-m pattern=[gqa,mqa] model.num_layers=2 attn.num_kv_heads=3": (
+        2,
+        "attn.num_kv_heads: num_kv_heads=3 must divide num_heads=4; one of [1, 2, 4]",
+    ),
     "-m run_dir=mine": (2, "run_dir: names one run, and -m starts many"),
     "resume=none run_dir=mine": (2, "run_dir: cannot change when a run resumes; leave it out"),
     "data=text data.path=none.txt": (3, "data.path: none.txt does not"),
