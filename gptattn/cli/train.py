@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+import gptattn.cli.help  # noqa: F401  its resolvers fill the template of --help
 from gptattn.errors import ConfigError
 from gptattn.machine.ending import (
     FIRST,
