@@ -216,6 +216,7 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
+    "new.py": _run("new.py"),
     "prepare.py": lambda arguments: _run("prepare.py")(_local(arguments)),
     "torture.py": lambda arguments: torture.parse(torture.Arguments, arguments),
     "bench.py": _bench,

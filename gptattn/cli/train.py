@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+import gptattn.cli.help  # noqa: F401  its resolvers fill the template of --help
 from gptattn.errors import ConfigError
 from gptattn.machine.ending import (
     FIRST,
@@ -33,7 +34,7 @@ from gptattn.machine.ending import (
 from gptattn.runs.metrics import LOSS
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
-from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.messages import explain_hydra_error, name_typed
 from gptattn.settings.values import suggest
 
 # Hydra's. On another one argparse would print its whole usage.
@@ -127,5 +128,7 @@ def run_job(cfg: DictConfig) -> float:
         known = as_user_error(error)
         if known is not None and not FIRST:  # the first process prints it
             raise SystemExit(known.exit_code) from error
+        if isinstance(error, ConfigError):
+            error = name_typed(error, overrides)
         # Hydra would add its own line to an error it passes on.
         raise SystemExit(report(error, SHOWS_TRACEBACK)) from error

@@ -23,7 +23,7 @@ from gptattn.settings.config import (
     check,
     variant_name,
 )
-from gptattn.settings.construct import check_targets
+from gptattn.settings.construct import arguments_of, check_targets, find_target
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import REMOVED, build_dataclass, check_choice, suggest
@@ -104,15 +104,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     if command.match != "none":
         values["match_attn"] = _read_file("match_to", "attn", command.match_to, given)
     if command.pattern is not None:
-        for key in keys:
-            if key.partition(".")[0] == "attn":
-                raise ConfigError(
-                    key,
-                    f"cannot be combined with pattern=[{','.join(command.pattern)}], which names "
-                    "each layer's attention; leave one of them out, or copy conf/attn/NAME.yaml to "
-                    "DIR/attn/NEW.yaml, change it there and give --config-dir=DIR",
-                )
-        specs = {name: _read_file("pattern", "attn", name, given) for name in command.pattern}
+        specs = _read_pattern(command, keys, given)
         choices["attn"] = variant_name(specs if len(specs) == 1 else command.pattern, [])
         if len(specs) == 1:  # the same run as with attn=, and under the same name
             values |= {"attn": specs[choices["attn"]], "pattern": None}
@@ -139,6 +131,37 @@ def _read_file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:
         known = suggest(name, error.options or [])
         raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
     return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
+
+
+def _read_pattern(command: Command, keys: Sequence[str], given: Sequence[str]) -> dict[str, Spec]:
+    """Return the settings of each name in the pattern: its file's, changed by `attn.NAME=`.
+
+    `keys`: the names of all settings on the command line. One of `attn` reaches each attention
+    whose file or constructor has it. Raises ConfigError, naming the setting, if none has.
+    """
+    assert command.pattern is not None
+    shown = f"pattern=[{','.join(command.pattern)}]"
+    if "attn" in keys:
+        raise ConfigError(
+            "attn",
+            f"cannot be combined with {shown}, which names each layer's attention; leave "
+            "one of them out",
+        )
+    specs = {name: _read_file("pattern", "attn", name, given) for name in command.pattern}
+    for key in [key for key in keys if key.startswith("attn.")]:
+        setting = key.split(".")[1]
+        having = [spec for spec in specs.values() if setting in spec]
+        for name, spec in specs.items():
+            if setting not in spec:
+                takes = arguments_of(find_target(f"pattern.{name}", spec, command.allow_targets))
+                having += [spec] * (setting in takes.types or takes.others)
+        if not having:
+            own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
+            known = [f"{name} has {', '.join(names)}" for name, names in own.items()]
+            raise ConfigError(key, f"no attention in {shown} has it; {'; '.join(known)}")
+        for spec in having:
+            spec[setting] = command.attn[setting]
+    return specs
 
 
 def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:

@@ -295,7 +295,8 @@ def check(cfg: TrainConfig) -> None:
         raise ConfigError(
             "batch_size",
             f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
-            f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
+            f"processes (trainer.devices * trainer.num_nodes) with accumulate={cfg.accumulate}; "
+            f"give a multiple of {shares}",
         )
     given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
     if len(given) > 1:

@@ -1,15 +1,19 @@
-"""Hydra's errors about a command line, in one line that names the field and what would be right."""
+"""Errors about a command line, Hydra's too, in one line that names what was typed."""
 
 import re
 import traceback
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError, UserError
+from gptattn.settings.config import Settings
+from gptattn.settings.construct import SETTING_OF
 from gptattn.settings.values import REMOVED, explain_omegaconf_error, suggest
 
 # Hydra's message -> ours about the setting {0} with the value {1}.
@@ -32,7 +36,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, UserError):
         return error
     if isinstance(error, OmegaConfBaseException):
-        return explain_omegaconf_error(error)
+        return explain_omegaconf_error(error, list_settings(conf))
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if choice.startswith("submitit"):
@@ -58,7 +62,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
             if found := re.search(pattern, message):
                 return ConfigError(found.group(1), said.format(*found.groups()))
         if isinstance(cause, OmegaConfBaseException):
-            return explain_omegaconf_error(cause)
+            return explain_omegaconf_error(cause, list_settings(conf))
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
@@ -71,3 +75,52 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if raised_in.f_globals.get("__name__", "").startswith("hydra."):  # of its flags
         return ConfigError("command line", message.partition("\n")[0])
     return error
+
+
+def list_settings(conf: Path) -> list[str]:
+    """Return the names of all settings, with dots: of the schema, and in the files of `conf`."""
+    found = _list_fields(Settings, "")
+    for group in ("attn", "position", "data", "tokenizer", "part"):
+        for file in sorted((conf / group).glob("*.yaml")):
+            node = yaml.safe_load(file.read_text(encoding="utf-8"))
+            prefix = f"part.{file.stem}" if group == "part" else group
+            found += [f"{prefix}.{key}" for key in node.get(group, node) if key[0].isalpha()]
+    return [*dict.fromkeys([*found, "run_dir", "resume"])]
+
+
+def _list_fields(kind: Any, prefix: str) -> list[str]:
+    found = []
+    for one in fields(kind):
+        found.append(f"{prefix}{one.name}")
+        if is_dataclass(one.type):
+            found += _list_fields(one.type, f"{prefix}{one.name}.")
+    return found
+
+
+def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
+    """Return the error with the setting that was typed as its field, where it names another.
+
+    The message then has its name, or the argument that it fills, with the value that was typed, as
+    `num_heads=4 must divide d_out=65` has that of `model.d_model=65`.
+    """
+    pairs = [override.lstrip("+").partition("=") for override in overrides]
+    typed = {name: value for name, _, value in pairs}
+    # The layers of a pattern have no settings of their own.
+    field = re.sub(r"^pattern\.\w+\.", "attn.", error.field)
+    if field in typed:
+        return error if field == error.field else type(error)(field, error.message)
+    own = []
+    for word, value in re.findall(r"\b([a-z]\w*(?:\.\w+)*)(?:=([\w.-]*\w))?", error.message):
+        name = SETTING_OF.get(word, word if word in typed or "." in word else f"attn.{word}")
+        if typed.get(name) == value or ("." in word and not value and word in typed):
+            own.append(name)
+    if not own:
+        return error
+    said = f"{typed[own[0]]} does not go with {field}: {error.message}"
+    divides = re.match(r"(\w+)=(\d+) must divide (\w+)=(\d+)", error.message)
+    if divides is not None and own[0] == SETTING_OF.get(divides[3]):
+        divisor, number = int(divides[2]), int(divides[4])
+        below = number // divisor * divisor
+        near = [str(one) for one in (below, below + divisor) if one]
+        said = f"{number} is not a multiple of {field}={divisor}; give {' or '.join(near)}"
+    return type(error)(own[0], said)

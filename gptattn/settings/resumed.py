@@ -32,8 +32,15 @@ def resume_settings(
         if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
         if meaning(key) not in RESUMES:
-            value = OmegaConf.select(cfg, key)
-            if value != OmegaConf.select(node, key, default=UNKNOWN):
+            value, group = OmegaConf.select(cfg, key), key.partition(".")[0]
+            paths = [key]
+            if group == "attn" != key and recorded.pattern_attn is not None:  # it reached layers
+                paths = [
+                    f"pattern_attn.{name}{key[len(group) :]}" for name in recorded.pattern_attn
+                ]
+            found = [OmegaConf.select(node, path, default=UNKNOWN) for path in paths]
+            own = [one for one in found if one is not UNKNOWN]
+            if not own or any(one != value for one in own):
                 raise ConfigError(
                     key, "is fixed once a run has begun; leave it out, or start a new run"
                 )

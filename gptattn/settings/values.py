@@ -2,8 +2,9 @@
 
 import difflib
 import math
+import re
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -28,6 +29,42 @@ TYPE_NAMES: dict[Any, str] = {
     int: "a whole number",
     bool: "true or false",
 }
+# Our choice or setting -> its names elsewhere, where difflib would find nothing, or another.
+NAMES_ELSEWHERE = {
+    "mha": "multihead multi_head vanilla standard full",
+    "gqa": "grouped grouped_query",
+    "mqa": "multiquery multi_query",
+    "sliding": "swa local windowed",
+    "mla": "latent deepseek",
+    "gated_deltanet": "gdn linear delta deltanet",
+    "attn.backend=sdpa": "flash flash_attention flashattention flash_attn fused",
+    "rope": "rotary",
+    "learned": "absolute trained",
+    "sinusoidal": "sin sine fixed",
+    "hf": "huggingface hub",
+    "data=hf data.name=OWNER/NAME": "wikitext openwebtext fineweb tinystories c4 the_pile",
+    "gpu": "cuda",
+    "attn": "attention",
+    "part": "parts",
+    "data": "dataset",
+    "trainer": "device accelerator",
+    "model.num_layers": "layer layers n_layer n_layers depth",
+    "model.num_heads": "head heads n_head n_heads",
+    "attn.num_kv_heads": "kv_heads n_kv_heads n_kv_head",
+    "model.d_model": "n_embd width dim emb_dim embed_dim hidden_size",
+    "model.d_mlp": "d_ff ffn_dim intermediate_size",
+    "model.mlp": "activation",
+    "model.context_length": "block_size seq_len seq_length max_seq_len n_ctx context",
+    "optim.lr": "learning_rate rate",
+    "optim.warmup_fraction": "warmup warmup_steps",
+    "budget.steps": "epochs max_steps max_iters iters iterations",
+    "budget.seconds": "minutes time",
+    "batch_size": "batch",
+    "data.path": "file text_file",
+    "experiment_name": "experiment_dir name",
+    "run_dir": "out out_dir output_dir logdir",
+}
+OURS = {word: ours for ours, words in NAMES_ELSEWHERE.items() for word in words.split()}
 
 
 @dataclass(frozen=True)
@@ -93,17 +130,21 @@ def build_dataclass(kind: type[T], node: Any) -> T:
         raise explain_omegaconf_error(error) from error
 
 
-def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
-    """Return the ConfigError for OmegaConf's error about a setting."""
+def explain_omegaconf_error(
+    error: OmegaConfBaseException, names: Sequence[str] = ()
+) -> ConfigError:
+    """Return the ConfigError for OmegaConf's error about a setting.
+
+    `names`: those of all settings, with dots, one of which may be meant.
+    """
     field = str(error.full_key or error.key or "config")
     message = (error.msg or str(error)).splitlines()[0]
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
-        near = []
-        if is_dataclass(error.object_type):
+        if not names and is_dataclass(error.object_type):
             above = field.rpartition(".")[0] + "." * ("." in field)
             names = [f"{above}{one.name}" for one in fields(error.object_type)]
-            near = difflib.get_close_matches(field, names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = find_settings(field, names)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
         message = f"is not a setting; {hint}--help lists them all"
     elif isinstance(error, MissingMandatoryValue):
         message = "is missing; give a value"
@@ -141,11 +182,32 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
         raise ConfigError(field, f"{value!r} is unknown; {suggest(value, choices)}")
 
 
+def find_settings(name: str, names: Sequence[str]) -> list[str]:
+    """Return which of the settings `names` is meant by a name that is none; several if unclear."""
+    last = name.rpartition(".")[2]
+    meant = _translate(last)
+    if meant in names:
+        return [meant]
+    same = [one for one in names if one.rpartition(".")[2] == last]
+    if same:
+        return same
+    lasts = {one.rpartition(".")[2]: one for one in reversed(names)}
+    near = difflib.get_close_matches(last, lasts, n=1)
+    return difflib.get_close_matches(name, names, n=1) or [lasts[one] for one in near]
+
+
 def suggest(value: str, choices: Iterable[str]) -> str:
     """Return `did you mean X? one of ...`, or only the list if no choice is close."""
     choices = sorted(choices)
     if not choices:
         return "there is none"
-    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    meant = _translate(value)
+    near = [one for one in (meant, re.split("[.=]", meant)[-1]) if one in choices]
+    near = near or ([meant] if "=" in meant else [])
+    near = near or difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     listed = f"one of {', '.join(choices)}"
     return f"did you mean {near[0]}? {listed}" if near else listed
+
+
+def _translate(name: str) -> str:
+    return OURS.get(name.lower().replace("-", "_"), "")

@@ -14,6 +14,7 @@ from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import Provenance, at_step, differences, flat, places, settings_key
+from gptattn.settings.messages import name_typed
 from gptattn.sweep.jobs import VARIANTS, Job
 
 DIVERGED = NumericError.exit_code
@@ -35,14 +36,16 @@ class Plan:
 
 
 @contextmanager
-def name_variant(variant: str) -> Iterator[None]:
-    """In this block, add the variant to the message of a user's mistake."""
+def name_variant(job: Job) -> Iterator[None]:
+    """In this block, let a user's mistake name the setting that was typed, and the variant."""
     try:
         yield
     except UserError as error:
-        if not variant:
-            raise
-        raise type(error)(error.field, f"{error.message}; in {VARIANTS}: {variant}") from error
+        named = name_typed(error, job.overrides)
+        if not job.variant:
+            raise named from error
+        how = f"{named.message}; in {VARIANTS}: {job.variant}"
+        raise type(error)(named.field, how) from error
 
 
 def plan_jobs(
@@ -70,7 +73,7 @@ def plan_jobs(
     for job in jobs:
         seeds = [o for o in job.overrides if o.startswith("seed=")]
         seedless = tuple(o for o in job.overrides if o not in seeds)
-        with name_variant(job.variant):
+        with name_variant(job):
             if seedless not in composed:
                 node = loader.load_sweep_config(config, job.overrides)
                 HydraConfig.instance().set_config(node)
@@ -98,7 +101,7 @@ def plan_jobs(
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
         key = repr(asdict(cfg) | dict.fromkeys(NOT_CHECKED) | {"matrices": cfg.optim.matrices})
-        with name_variant(job.variant):
+        with name_variant(job):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
                 raise ConfigError(

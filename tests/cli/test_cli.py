@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import yaml
 from support import command, run_folders, summary, tiny, train
 
+from gptattn.cli.help import OVER_OTHERS, read_comments
 from gptattn.settings.compose import CONF
 
 
@@ -32,6 +34,14 @@ MISTAKES = {
     "hydra.run.dir=mine model.num_heads=3": (2, "model.num_heads: num_heads=3 must divide"),
     "seed=2 --resolve seed=3": (2, "command line: --resolve must come before the settings"),
     "hydra.sweeper.params={seed:'1,2'}": (2, "command line: these settings define a sweep; add -m"),
+    "pattern=[gqa,mqa] model.num_layers=2 attn.num_kv_heads=3": (
+        2,
+        "attn.num_kv_heads: num_kv_heads=3 must divide num_heads=4; one of [1, 2, 4]",
+    ),
+    "-m pattern=[gqa,mqa] model.num_layers=2 attn.num_kv_heads=3": (
+        2,
+        "attn.num_kv_heads: num_kv_heads=3 must divide num_heads=4; one of [1, 2, 4]",
+    ),
     "-m run_dir=mine": (2, "run_dir: names one run, and -m starts many"),
     "resume=none run_dir=mine": (2, "run_dir: cannot change when a run resumes; leave it out"),
     "data=text data.path=none.txt": (3, "data.path: none.txt does not"),
@@ -65,11 +75,42 @@ def test_help_shows_examples_choices_and_settings(tmp_path, capfd):
     assert command(tmp_path, "--help") == 0
     out, err = capfd.readouterr()
     assert "python train.py -m attn=mha,gqa,mqa seed=1,2,3" in out
-    menu = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
-    assert f"attn: {', '.join(menu)}\n" in out
-    assert "batch_size: 16" in out
-    assert err == ""
+    for file in (CONF / "attn").glob("*.yaml"):
+        assert f"\n    {file.stem} " in out
+    assert "batch_size=16            sequences per optimizer step\n" in out
+    assert not [word for word in ("${", "beside_others", "hydra.") if word in out]
+    assert (err, [line for line in out.splitlines() if len(line) > 100]) == ("", [])
     assert left_behind(tmp_path) == []
+
+
+def test_help_has_the_settings_of_what_was_chosen(tmp_path, capfd):
+    assert command(tmp_path, "attn=mla", "part=[gate]", "seed=7", "--help") == 0
+    words = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert (
+        "attn.kv_rank=0.3333 numbers in the cached latent; below 1: a share of the width" in words
+    )
+    assert "seed=7 of weights, batches, dropout and samples" in words
+    assert any(line.startswith("part.gate.granularity=elementwise + d_model x") for line in words)
+    assert not any(line.startswith("attn.num_kv_heads") for line in words)
+
+
+FILES = [file for file in CONF.glob("*/*.yaml") if file.parent.name not in OVER_OTHERS]
+
+
+@pytest.mark.parametrize("file", [CONF / "train.yaml", *FILES], ids=lambda file: file.stem)
+def test_every_setting_in_a_yaml_file_has_a_comment(file):
+    found = yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)
+    left_out = {"defaults", "hydra", "_target_"}
+
+    def leaves(node, start=()):
+        for key, value in node.items():
+            if key not in left_out and isinstance(value, dict) and value:
+                yield from leaves(value, (*start, key))
+            elif key not in left_out:
+                yield ".".join((*start, key))
+
+    comments = read_comments(file, "GROUP")
+    assert [one for one in leaves(found) if not any(c.endswith(one) for c in comments)] == []
 
 
 def test_a_full_disk_is_a_disk_error_and_leaves_no_half_file(tmp_path, capfd, monkeypatch):

@@ -36,3 +36,26 @@ def test_a_pattern_of_one_name_is_the_run_with_attn():
     cfg, plain = settings(["pattern=[gqa]"]), settings(["attn=gqa"])
     assert cfg == plain
     assert name_run(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")
+
+
+def test_a_setting_reaches_the_layers_of_a_pattern_that_have_it(tmp_path, capfd):
+    pattern = ("pattern=[sliding,gated_deltanet]", "model.num_layers=2")
+    own = ("attn.window=8", "attn.conv_size=3")
+    run = train(tmp_path, *pattern, *own)
+    layers = config(run)["pattern_attn"]
+    plain = settings([*pattern]).pattern_attn
+    assert layers["sliding"] == plain["sliding"] | {"window": 8}
+    assert layers["gated_deltanet"] == plain["gated_deltanet"] | {"conv_size": 3}
+    named = name_run(settings([*pattern, *own]), own)
+    assert named.startswith("sliding-gated_deltanet_s1+attn.window-8+attn.conv_size-3_")
+    resume = (f"resume={run}", "budget.steps=6", *pattern)
+    assert command(tmp_path, *resume, "attn.window=4") == 2
+    assert "error: attn.window: is fixed once a run has begun" in capfd.readouterr().err
+    assert command(tmp_path, *resume, "attn.window=8") == 0
+
+
+def test_a_setting_reaches_a_layer_whose_constructor_takes_it():
+    # Neither file has qkv_bias, which model.qkv_bias fills otherwise.
+    cfg = settings(["pattern=[gqa,mha]", "attn.qkv_bias=false", "attn.num_kv_heads=1"])
+    assert [spec["qkv_bias"] for spec in cfg.pattern_attn.values()] == [False, False]
+    assert ["num_kv_heads" in spec for spec in cfg.pattern_attn.values()] == [True, False]

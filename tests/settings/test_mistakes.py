@@ -10,7 +10,9 @@ import torch
 from building import PROBE_CONFIGS
 from support import check_job, tiny
 
+from gptattn.errors import ConfigError
 from gptattn.machine.ending import as_user_error
+from gptattn.settings.messages import name_typed
 
 MENU = (
     f"hydra.searchpath=[file://{PROBE_CONFIGS}]",
@@ -29,6 +31,9 @@ def no_attention(out_proj: bool, scale: float | None, window: float | None, back
 MISTAKES = {
     # Choices
     "attn=gqaa": r"attn: 'gqaa' is unknown; did you mean gqa\? one of .*sliding",
+    "position=rotary": r"position: 'rotary' is unknown; did you mean rope\?",
+    "attn=flash": r"attn: 'flash' is unknown; did you mean attn.backend=sdpa\?",
+    "data=wikitext": r"data: 'wikitext' is unknown; did you mean data=hf data.name=OWNER/NAME\?",
     "model=5": r"model: does not take 5",
     "attn=mha,gqa": r"attn: mha,gqa gives several values; add -m to run each, or",
     "+attn=mha": r"attn: takes one choice; write attn=... without the \+",
@@ -38,6 +43,10 @@ MISTAKES = {
     "trainer.devices=many": r"trainer.devices: 'many' is not a number; give one, or auto",
     # Keys
     "batchsize=4": r"batchsize: is not a setting; did you mean batch_size\?",
+    "steps=100": r"steps: is not a setting; did you mean budget.steps\?",
+    "n-layer=3": r"n-layer: is not a setting; did you mean model.num_layers\?",
+    "window=3": r"window: is not a setting; did you mean attn.window\?",
+    "attn=gqa attn.n_kv_heads=1": r"attn.n_kv_heads: .* did you mean num_kv_heads\?",
     "+seed=2": r"seed: already exists; write seed=... without the \+",
     "~seed": r"seed: cannot be removed; give it a value instead",
     "attn=mha attn.num_kv_heads=2": r"attn.num_kv_heads: MultiHeadAttention takes no such arg",
@@ -94,7 +103,11 @@ MISTAKES = {
     ),
     "pattern=[]": r"pattern: is empty",
     "pattern=gqa": r"pattern: is not a list; write pattern=\[a,b\]",
-    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}, or copy conf/attn/NAME.yaml",
+    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}$",
+    "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
+        r"attn.kv_rank: no attention in pattern=\[gqa,gated_deltanet\] has it; gqa has "
+        r"num_kv_heads, out_proj, scale, window, backend; gated_deltanet has conv_size, "
+    ),
     "pattern=[gqa,mqa] model.num_heads=1": (
         r"pattern.gqa.num_kv_heads: num_kv_heads=2 must divide num_heads=1; one of \[1\]"
     ),
@@ -131,6 +144,34 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
     assert error is not None, caught.value
     assert re.match((MISTAKES | DATA_MISTAKES)[overrides], str(error)), error
     assert error.exit_code == (3 if overrides in DATA_MISTAKES else 2)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            "model.d_model=18",
+            "model.d_model: 18 is not a multiple of model.num_heads=4; give 16 or 20",
+        ),
+        (
+            "attn=gqa model.num_heads=1",
+            "model.num_heads: 1 is not a multiple of attn.num_kv_heads=2; give 2",
+        ),
+        (
+            "position=rope model.d_model=12",
+            "model.d_model: 12 does not go with model.num_heads: head_dim=3 (model.d_model / "
+            "num_heads) must be even",
+        ),
+        ("trainer.devices=3", "trainer.devices: 3 does not go with batch_size: 4 sequences"),
+        ("attn.window=17", "attn.window: window=17 does not fit context_length=16; give 1 to 16"),
+        ("pattern=[gqa,mqa] attn.num_kv_heads=3", "attn.num_kv_heads: num_kv_heads=3 must divide"),
+    ],
+)
+def test_a_mistake_names_the_setting_that_was_typed(typed, said, tmp_path):
+    given = typed.split()
+    with pytest.raises(ConfigError) as caught:
+        check_job(tiny(tmp_path, "model.num_layers=2", *given))
+    assert str(name_typed(caught.value, given)).startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""What `train.py --help` says of choices and settings: the comments in the YAML files.
+
+The template in conf/hydra/help calls the two resolvers, with the config that Hydra has composed.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import fill, shorten
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from gptattn.settings.config import CONF
+
+WIDTH = 100  # columns
+TRAIN = CONF / "train.yaml"
+EXPLAINED = ("attn", "part", "position")  # groups that have a line for each file
+OVER_OTHERS = ("launcher", "experiment")  # groups whose files set what other files explain
+
+
+def describe_choices(_root_: DictConfig) -> str:
+    """Return the files of each config group, with the first line of some."""
+    lines, others = list[str](), list[str]()
+    for group, files in _find_files(_root_):
+        if group in EXPLAINED:
+            rows = {name: _read_header(file) for name, file in files.items()}
+            lines += [f"  {group}=", *_make_table(rows)]
+        else:
+            one = f"  {group}= {' | '.join(files)}"
+            others.append(fill(one, WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False))
+    return _escape([*lines, *others])
+
+
+def describe_settings(_root_: DictConfig) -> str:
+    """Return all settings with their values and comments, those of each group together.
+
+    What has no comment, since only a sweep sets it, is left out.
+    """
+    own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
+    plain: Any = OmegaConf.to_container(own, resolve=True)
+    values = dict(_flatten(plain))
+    common = read_comments(TRAIN)
+    others, chosen, titles = dict[str, str](), dict[str, str](), dict[str, str]()
+    for group, files in _find_files(_root_):
+        for name, file in files.items() if group not in OVER_OTHERS else ():
+            others = read_comments(file, group) | others
+            if name == _root_.hydra.runtime.choices.get(group):
+                chosen |= read_comments(file, group)
+                titles[group] = f"{group}={name}: {_read_header(file)}"
+    comments = others | common | chosen
+    sections: dict[str, dict[str, str]] = {group: {} for group in titles}
+    for name in dict.fromkeys([*common, *values]):
+        group = name.partition(".")[0] if "." in name else ""
+        if name in values and name in comments:
+            rows = sections.setdefault(group, {})
+            rows[f"{name}={values[name]}"] = comments[name]
+    lines = list[str]()
+    for group, rows in sections.items():
+        if rows:
+            title = titles.get(group) or f"{group or 'run'}: {comments.get(group, '')}"
+            lines += [f"  {shorten(title, WIDTH - 2, placeholder=' ...')}", *_make_table(rows)]
+    return _escape(lines)
+
+
+def read_comments(file: Path, group: str = "") -> dict[str, str]:
+    """Return the comment of each key in a YAML file, above it or beside it, by its dotted name.
+
+    A file of a group holds the settings of that group unless its first line names another package.
+    """
+    found: dict[str, str] = {}
+    above, path = list[str](), list[str]()
+    text = file.read_text(encoding="utf-8")
+    package = re.match(r"# @package (\S+)", text)
+    start = group if package is None else package[1].replace("_global_", "")
+    for line in text.splitlines():
+        key = re.match(r"( *)(\w+):(?: .*?)??(?:\s#\s(.*))?$", line)
+        if line.lstrip().startswith("#"):
+            above.append(line.lstrip("# "))
+            continue
+        if key is not None:
+            # The comment at the top is the file's.
+            words = [*(above if path else []), *([key[3]] if key[3] else [])]
+            path = [*path[: len(key[1]) // 2], key[2]]
+            if words:
+                found[".".join(filter(None, [start, *path]))] = " ".join(words)
+        above = []
+    return found
+
+
+def _find_files(root: DictConfig) -> Iterator[tuple[str, dict[str, Path]]]:
+    """Yield each config group with its files, also those in folders of the user's."""
+    folders = [Path(one.path) for one in root.hydra.runtime.config_sources if one.schema == "file"]
+    defaults = [one for one in OmegaConf.load(TRAIN).defaults if isinstance(one, DictConfig)]
+    for group in [str(key) for one in defaults for key in one if " " not in str(key)]:
+        files = {f.stem: f for one in reversed(folders) for f in (one / group).glob("*.yaml")}
+        yield group, dict(sorted(files.items()))
+
+
+def _read_header(file: Path) -> str:
+    """Return the first line of the comment at the top of a file."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return next((line[2:] for line in lines if not line.startswith("# @package")), "")
+
+
+def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted name of each setting with its value, as a user would type it."""
+    words = {None: "null", True: "true", False: "false"}
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{start}{key}.")
+        elif isinstance(value, list):
+            yield f"{start}{key}", f"[{','.join(map(str, value))}]"
+        else:
+            known = value is None or isinstance(value, bool)
+            yield f"{start}{key}", words[value] if known else str(value)
+
+
+def _make_table(rows: Mapping[str, str]) -> list[str]:
+    """Return a line for each row, of two columns; what does not fit is left to the file."""
+    width = max(map(len, rows), default=0) + 2
+    room = WIDTH - width - 4
+    return [
+        f"    {name:<{width}}{shorten(text, room, placeholder=' ...')}"
+        for name, text in rows.items()
+    ]
+
+
+def _escape(lines: list[str]) -> str:
+    """Keep Hydra's template from reading a $ as one of its own."""
+    return "\n".join(lines).replace("$", "$$")
+
+
+OmegaConf.register_new_resolver("help.choices", describe_choices, replace=True)
+OmegaConf.register_new_resolver("help.settings", describe_settings, replace=True)
