@@ -82,8 +82,10 @@ def examine(words: Sequence[str], home: Path) -> None:
     program, *arguments = words
     if program.startswith("gptattn-"):
         assert program in PROJECT["scripts"], program
-        assert not arguments, "give its arguments to the script that it stands for"
-        return
+        name = program.removeprefix("gptattn-").replace("-", "_")
+        program = f"{name}.py"
+        if not arguments:
+            return
     if program == "python":
         door, *arguments = arguments
         program = door if door == "train.py" else door.removeprefix("scripts/")
@@ -156,6 +158,13 @@ def _run(name: str) -> Callable[[list[str]], None]:
     return run
 
 
+def _new(arguments: list[str]) -> None:
+    """Run it in a folder of its own: the other commands are tested on files that are there."""
+    Path("new").mkdir()
+    with contextlib.chdir("new"):
+        _run("new.py")([f"{arguments[0]}_of_the_page"])  # another is importable from the folder
+
+
 def _compare(arguments: list[str]) -> None:
     """Run it, without the plots (seconds) unless an option asks for the files."""
     asked = any(a.startswith("--") and a != "--split" for a in arguments)
@@ -216,7 +225,8 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
-    "new.py": _run("new.py"),
+    "new.py": _new,
+    "check.py": _run("check.py"),
     "prepare.py": lambda arguments: _run("prepare.py")(_local(arguments)),
     "torture.py": lambda arguments: torture.parse(torture.Arguments, arguments),
     "bench.py": _bench,

@@ -12,18 +12,17 @@ from gptattn.settings.build import build_model, shared_arguments
 from gptattn.settings.compose import settings
 from gptattn.settings.construct import construct
 
-README = Path(__file__).parents[1] / "README.md"
-ADDING = README.parent / "docs" / "add_a_variant.md"
+ADDING = Path(__file__).parents[1] / "docs" / "add_a_variant.md"
 
 
-def block(opening: str, page: Path = README) -> str:
-    """The code block of a page whose first line is `# opening`."""
-    found = re.search(rf"```\w+\n# {re.escape(opening)}\n(.*?)```", page.read_text(), re.DOTALL)
+def block(opening: str) -> str:
+    """The code block of the page whose first line is `# opening`."""
+    found = re.search(rf"```\w+\n# {re.escape(opening)}\n(.*?)```", ADDING.read_text(), re.DOTALL)
     assert found is not None, opening
     return found.group(1)
 
 
-def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path, monkeypatch):
+def test_the_example_variant_composes_builds_and_decodes(tmp_path, monkeypatch):
     module = ModuleType("gptattn.attention.variants.cosine")
     exec(block("gptattn/attention/variants/cosine.py"), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -49,10 +48,10 @@ def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path,
 
 def test_the_example_part_composes_with_every_number_of_heads(tmp_path, monkeypatch):
     module = ModuleType("gptattn.attention.parts.value_norm")
-    exec(block("gptattn/attention/parts/value_norm.py", ADDING), module.__dict__)
+    exec(block("gptattn/attention/parts/value_norm.py"), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     (tmp_path / "part").mkdir()
-    yaml = block("conf/part/value_norm.yaml", ADDING)
+    yaml = block("conf/part/value_norm.yaml")
     (tmp_path / "part" / "value_norm.yaml").write_text(yaml)
 
     for variant in ("mha", "gqa", "mha_wrapper"):

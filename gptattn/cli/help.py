@@ -100,7 +100,8 @@ def _find_files(root: DictConfig) -> Iterator[tuple[str, dict[str, Path]]]:
 def _read_header(file: Path) -> str:
     """Return the first line of the comment at the top of a file."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    return next((line[2:] for line in lines if not line.startswith("# @package")), "")
+    first = next((line for line in lines if not line.startswith("# @package")), "")
+    return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
