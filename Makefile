@@ -24,17 +24,23 @@ unexport PYTHONDONTWRITEBYTECODE
 # Only what training needs: linters and other libraries would slow the first start. It is rebuilt only
 # when one of these files changes. Compiling everything installed would take as long as the rest, so
 # only what training imports is compiled beforehand.
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# pip is not quiet here, since it may download gigabytes.
+PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
+	@echo "setting up $(VENV), once: 1 of 3, installing torch"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) torch
+	@echo "setting up $(VENV): 2 of 3, installing the other libraries"
 	$(PIP) -e .
+	@echo "setting up $(VENV): 3 of 3, compiling what training imports"
+	$(BIN)/python -c 'import torch; print("torch is ready", flush=True)'
 	$(BIN)/python -c 'import gptattn.training.run, gptattn.training.callbacks'
-	touch $@
+	@touch $@
+	@echo "$(VENV) is ready"
 
 $(TESTED): $(STAMP)
-	$(PIP) -e '.[test]'
+	$(PIP) --quiet -e '.[test]'
 	touch $@
 
 train: $(STAMP)

@@ -109,9 +109,13 @@ def run_job(cfg: DictConfig) -> float:
         check(settings)
 
         from gptattn.machine.console import make_console
+
+        console = make_console()
+        if FIRST and "torch" not in sys.modules:
+            console.print("loading torch")
         from gptattn.training.run import train
 
-        summary = train(settings, place, make_console(), overrides=overrides, resume=resumes)
+        summary = train(settings, place, console, overrides=overrides, resume=resumes)
         return float(summary["metrics"][LOSS])
     except Stopped as stopped:
         if stopped.signum == signal.SIGINT and not single:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from hydra.core.singleton import Singleton
@@ -27,15 +26,20 @@ from rich.text import Text
 from gptattn.machine.console import format_duration, make_console
 from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
-from gptattn.sweep.progress import describe_end
+from gptattn.sweep.progress import Pace, describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
+QUIET_SECONDS, MOST_QUIET_SECONDS = (
+    4.0,
+    60.0,
+)  # between lines while no run ends; doubles
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
 @dataclass
 class _Job:
+    overrides: Sequence[str]
     folder: Path
     process: Any  # multiprocessing's, of the forkserver context
     alive: Connection  # the process ends when this end closes, by our death too
@@ -60,7 +64,8 @@ def launch_processes(
     processes.set_forkserver_preload(LIBRARIES)
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
-    runs, ended, took = len(jobs), 0, list[float]()
+    runs, ended, pace = len(jobs), 0, Pace()
+    spoke, quiet = time.monotonic(), QUIET_SECONDS
     console = make_console()
     try:
         while waiting or active:
@@ -73,14 +78,21 @@ def launch_processes(
                 job.alive.close()
                 _note_failure(job)
                 ended, seconds = ended + 1, time.monotonic() - job.start
-                took += [seconds] if RunFolder(job.folder).done else []
-                left = ""
-                if took and ended < runs:
-                    rounds = -(-(runs - ended) // slots)
-                    left = f"; about {format_duration(rounds * fmean(took))} left"
+                if RunFolder(job.folder).done:
+                    pace.add(job.overrides, seconds)
+                now = time.monotonic()
+                ages = [(one.overrides, now - one.start) for one in active]
+                left = pace.left([own for _, own in waiting], ages, slots)
+                line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}"
+                if left is not None and ended < runs:
+                    line += f"; about {format_duration(left)} left"
                 # Text keeps rich from reading a name or a reason as markup.
-                line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}{left}"
                 console.print(Text(line))
+                spoke, quiet = now, QUIET_SECONDS
+            if active and time.monotonic() - spoke > quiet:
+                names = ", ".join(job.folder.name for job in active)
+                console.print(Text(f"[{ended}/{runs}] running: {names}"))
+                spoke, quiet = time.monotonic(), min(2 * quiet, MOST_QUIET_SECONDS)
     except BaseException:
         _stop(active)
         raise
@@ -101,7 +113,7 @@ def _start(
     )
     process.start()
     theirs.close()
-    return _Job(folder, process, ours, time.monotonic())
+    return _Job(overrides, folder, process, ours, time.monotonic())
 
 
 def _run_in_process(

@@ -18,7 +18,7 @@ from gptattn.runs.metrics import ACCURACY, BITS, LOSS, SPEED, TRAIN_LOSS
 from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
-LINE_SECONDS = 5.0  # between plain lines
+LINE_SECONDS = 4.0  # between plain lines
 RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in the last table
 
 
@@ -55,9 +55,8 @@ class ConsoleProgress(L.Callback):
         if self._bar is not None:
             shown = f"{self._describe(trainer)}  {left}"
             self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
-        elif time.monotonic() - self._last_line > LINE_SECONDS:
-            self.console.print(f"{self._describe(trainer)}  {done:4.0%}  {left}")
-            self._last_line = time.monotonic()
+        else:
+            self._print_rarely(f"{self._describe(trainer)}  {done:4.0%}  {left}")
 
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
@@ -69,6 +68,17 @@ class ConsoleProgress(L.Callback):
             shown += f"  accuracy {last[ACCURACY]:.3f}"
         speed = last[SPEED]  # None: the run has shared the machine
         return shown if speed is None else shown + f"  {speed:,.0f} tokens/s"
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self._bar is None:
+            batch, batches = args[3], trainer.num_val_batches[0]
+            share = (batch + 1) / batches
+            self._print_rarely(f"step {trainer.global_step}  validation {share:4.0%}")
+
+    def _print_rarely(self, line: str) -> None:
+        if time.monotonic() - self._last_line > LINE_SECONDS:
+            self.console.print(line)
+            self._last_line = time.monotonic()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.rows.last

@@ -86,6 +86,8 @@ def train(
             hint = "; if the text has moved, add data.path=..." if resume else ""
             raise DataError(error.field, error.message + hint) from None
         cfg = ready.cfg
+        if "lightning" not in sys.modules:
+            console.print("loading lightning")
         import lightning.pytorch as L
 
         for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
