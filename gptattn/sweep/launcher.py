@@ -30,10 +30,7 @@ from gptattn.sweep.progress import Pace, describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
-QUIET_SECONDS, MOST_QUIET_SECONDS = (
-    4.0,
-    60.0,
-)  # between lines while no run ends; doubles
+QUIET_SECONDS, MOST_QUIET_SECONDS = 4.0, 60.0  # between lines while no run ends
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
@@ -65,7 +62,7 @@ def launch_processes(
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
     runs, ended, pace = len(jobs), 0, Pace()
-    spoke, quiet = time.monotonic(), QUIET_SECONDS
+    start = spoke = time.monotonic()
     console = make_console()
     try:
         while waiting or active:
@@ -88,11 +85,14 @@ def launch_processes(
                     line += f"; about {format_duration(left)} left"
                 # Text keeps rich from reading a name or a reason as markup.
                 console.print(Text(line))
-                spoke, quiet = now, QUIET_SECONDS
-            if active and time.monotonic() - spoke > quiet:
-                names = ", ".join(job.folder.name for job in active)
-                console.print(Text(f"[{ended}/{runs}] running: {names}"))
-                spoke, quiet = time.monotonic(), min(2 * quiet, MOST_QUIET_SECONDS)
+                spoke = now
+            now = time.monotonic()
+            # In a long sweep lines come more rarely.
+            quiet = min(max(QUIET_SECONDS, (now - start) / 20), MOST_QUIET_SECONDS)
+            if active and now - spoke > quiet:
+                times = [f"{one.folder.name} {format_duration(now - one.start)}" for one in active]
+                console.print(Text(f"[{ended}/{runs}] running: {', '.join(times)}"))
+                spoke = now
     except BaseException:
         _stop(active)
         raise
