@@ -15,16 +15,16 @@ from gptattn.errors import ConfigError
 
 def test_a_new_variant_is_causal_takes_its_yaml_and_passes_its_own_test(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_variant("my_attention")
-    spec = yaml.safe_load(Path("attn/my_attention.yaml").read_text())
-    assert spec.pop("_target_") == "my_attention.MyAttention"
+    write_variant("my_new_attention")
+    spec = yaml.safe_load(Path("attn/my_new_attention.yaml").read_text())
+    assert spec.pop("_target_") == "my_new_attention.MyNewAttention"
     monkeypatch.syspath_prepend(tmp_path)
-    from my_attention import MyAttention  # type: ignore[import-not-found]
+    from my_new_attention import MyNewAttention  # type: ignore[import-not-found]
 
     # The rest of its arguments are those that the model fills.
     sizes = {"d_in": 15, "d_out": 15, "num_heads": 3, "dropout": 0.0}
-    assert [*inspect.signature(MyAttention).parameters] == [*sizes, *spec]
-    attention = MyAttention(**sizes, **spec).double()
+    assert [*inspect.signature(MyNewAttention).parameters] == [*sizes, *spec]
+    attention = MyNewAttention(**sizes, **spec).double()
     x = torch.randn(1, 7, 15, dtype=torch.float64, requires_grad=True)
     y = attention(x)
     assert y.shape == x.shape
@@ -34,7 +34,7 @@ def test_a_new_variant_is_causal_takes_its_yaml_and_passes_its_own_test(tmp_path
 
     monkeypatch.undo()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run([*command, "test_my_attention.py"], cwd=tmp_path, check=False)
+    done = subprocess.run([*command, "test_my_new_attention.py"], cwd=tmp_path, check=False)
     assert done.returncode == 0
 
 
