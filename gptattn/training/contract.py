@@ -133,7 +133,8 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
     for i, layer in enumerate(layers):
         group, spec = cfg.attn_of(i)
         state = [sorted(named.values()) for named in (layer.provides(), layer.needs())]
-        kind = repr((group, spec, state))
+        sizes = [(name, tuple(weight.shape)) for name, weight in layer.state_dict().items()]
+        kind = repr((group, spec, state, sizes))
         if kind in known:
             continue
         known.add(kind)
@@ -168,24 +169,21 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             y = run(stack, x)
         near = seen.tolerance * float(y.detach().abs().max())
 
-        def differ(a: Tensor, b: Tensor, near: float = near) -> Tensor:
-            return (a - b).abs().amax(-1) > near
-
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
             raise fail(f"gives NaN or infinity {mode} for finite x; look for a row without keys")
         if training:
             notes += check_gradients(stack, y, fail)
         with torch.no_grad():
-            if differ(run(stack, x, seed=0 if training else 1), y).any():
+            if differ(run(stack, x, seed=0 if training else 1), y, near).any():
                 random = "with numbers of its own" if training else "without self.training"
                 raise fail(
                     f"gives another output for the same x {mode}: it keeps state between batches, "
                     f"or is random {random}; keep state in the cache alone"
                 )
-            if training and stack.drops and not differ(run(stack, x, seed=1), y).any():
+            if training and stack.drops and not differ(run(stack, x, seed=1), y, near).any():
                 notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
-            moved = differ(run(stack, changed), y)
+            moved = differ(run(stack, changed), y, near)
             if moved[0].any():
                 raise fail(
                     "mixes the rows of a batch: one changes with the others; let each output "
@@ -207,6 +205,11 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
         if not training:
             check_prefixes(stack, x[:2], y[:2], near, fail)
     return notes
+
+
+def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
+    """Return whether each output differs, or is NaN: [B, T]."""
+    return ~((a - b).abs().amax(-1) <= near)
 
 
 def check_gradients(stack: Stack, y: Tensor, fail: Callable[[str], BrokenLayer]) -> list[str]:
@@ -231,17 +234,19 @@ def check_prefixes(
     """Check in evaluation mode that prefixes, and chunks through the cache, give the same y."""
     T = x.shape[1]
     with torch.no_grad():
-        for tokens in (1, T // 2):
+        for tokens in (1, (T + 1) // 2):
             alone = run(stack, x[:, :tokens])
             if not alone.isfinite().all():
                 raise fail(f"gives NaN or infinity for {tokens} token{'s' * (tokens > 1)} alone")
-            if ((alone - y[:, :tokens]).abs() > near).any():
+            if differ(alone, y[:, :tokens], near).any():
                 raise fail(
                     f"is not causal: the first {tokens} of {T} tokens give other outputs alone; "
                     "let an output depend on no number of later tokens"
                 )
-        for chunks in ([1, 1, 1, 1, 1, T - 7, 1, 1], [T // 2, T - T // 2]):
-            wrong = ((run(stack, x, chunks) - y).abs() > near).any(-1).any(0)
+        singly = [1] * min(5, T)  # then the rest but two at once, where there are so many
+        middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
+        for chunks in ([*singly, *middle], [(T + 1) // 2, T // 2]):
+            wrong = differ(run(stack, x, chunks), y, near).any(0)
             if wrong.any():
                 raise fail(
                     f"decodes otherwise than it reads: with its cache, output "
@@ -268,7 +273,7 @@ def run(
     if chunks is not None:
         caches = [layer.new_cache(len(x), x.shape[1]) for layer in stack.layers]
     start, ys = 0, []
-    for part in x.split(list(chunks or [x.shape[1]]), dim=1):
+    for part in x.split([tokens for tokens in chunks or [x.shape[1]] if tokens], dim=1):
         shared, stream, y = Shared(documents or range(start, start + part.shape[1])), part, part
         for layer, cache in zip(stack.layers, caches, strict=True):
             y = _call(stack, layer, stream, cache, shared)
