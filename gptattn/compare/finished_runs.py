@@ -29,6 +29,7 @@ from gptattn.settings.identity import (
     places,
     result_settings,
 )
+from gptattn.settings.own_code import use_recorded
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -237,6 +238,7 @@ def _read(path: Path) -> Run:
     if LOSS not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     recorded = folder.read_settings()
+    use_recorded(recorded)  # whether its code has changed is asked later
     config, data = _flat(recorded), _flat(summary.data)
     settings = result_settings(config)
     origin = config.get("init_from", "None")

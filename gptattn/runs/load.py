@@ -24,7 +24,7 @@ from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
-from gptattn.settings.own_code import use_folders
+from gptattn.settings.own_code import use_recorded
 from gptattn.settings.values import build_dataclass
 
 if TYPE_CHECKING:
@@ -165,10 +165,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
     file = RunFolder(folder).config_file
     try:
         node = RunFolder(folder).read_settings()
-        recorded = [Path(str(one)) for one in node.get("code_folders") or ()]
-        use_folders(one for one in recorded if one.is_relative_to(Path.cwd()))
-        if allow_targets:  # they name what is imported from elsewhere
-            use_folders(recorded, trusted=False)
+        use_recorded(node, allowed=bool(allow_targets))
         check_targets(node, allow_targets)
         cfg = build_dataclass(TrainConfig, node)
         check(cfg)

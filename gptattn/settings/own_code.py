@@ -2,8 +2,9 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 _given: list[Path] = []  # absolute; beside the working directory
 
@@ -20,6 +21,17 @@ def use_folders(folders: Iterable[str | Path] = (), *, trusted: bool = True) -> 
             sys.path.append(str(folder))
         if trusted and folder not in (Path.cwd(), *_given):
             _given.append(folder)
+
+
+def use_recorded(settings: Mapping[str, Any], *, allowed: bool = False) -> None:
+    """Do so with the folders in a run's settings that lie in the working directory.
+
+    `allowed`: modules may come from the others as well, as far as allow_targets names them.
+    """
+    recorded = [Path(str(folder)) for folder in settings.get("code_folders") or ()]
+    use_folders(folder for folder in recorded if folder.is_relative_to(Path.cwd()))
+    if allowed:
+        use_folders(recorded, trusted=False)
 
 
 def find_folder(name: str) -> Path | None:

@@ -7,7 +7,9 @@ import pytest
 from support import command, config, run_folders, tiny
 
 from gptattn.cli.commands import check, generate
+from gptattn.compare.finished_runs import read_runs
 from gptattn.errors import ConfigError
+from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.load import load_run
 from gptattn.settings.construct import ForeignTarget
 
@@ -62,6 +64,15 @@ def test_a_config_dir_brings_its_modules_with_it_for_sweeps_too(tmp_path):
     assert command(tmp_path, *flags) == 0
     names = {folder.name.partition("_s1")[0] for folder in run_folders(tmp_path)}
     assert names == {"mha", "own_shift_there"}
+    # Compared elsewhere in time, the module is found again: its code has not changed.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.delitem(sys.modules, "own_shift_there", raising=False)
+        patch.setattr(sys, "path", [one for one in sys.path if one != str(there)])
+        runs, _ = read_runs(run_folders(tmp_path))
+        made = [run.provenance for run in runs if run.provenance is not None]
+        assert len(made) == 2
+        assert all(is_unchanged(one.code) for one in made)
 
 
 BROKEN = SHIFTS.replace("x + self.share * before", "x + self.share * x.roll(-1, 1)")
