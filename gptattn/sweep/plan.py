@@ -64,7 +64,7 @@ def plan_jobs(
     job is left.
     """
     # torch takes seconds to import
-    from gptattn.training.contract import BrokenLayer
+    from gptattn.training.contract import BrokenLayer, check_layers
     from gptattn.training.preflight import preflight
 
     composed: dict[tuple[str, ...], tuple[DictConfig, TrainConfig]] = {}
@@ -111,6 +111,8 @@ def plan_jobs(
                 )
             if key not in known:
                 try:
+                    if cfg.checks:
+                        check_layers(cfg)
                     ready = preflight(cfg)
                     known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
                 except (BrokenLayer, ForeignError) as error:

@@ -83,7 +83,8 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     Small float64 copies are checked where the constructor and the module allow it: with random
     values in constant parameters, in training (with dropout, at the same random state) and in
     evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
-    contract (a BrokenLayer), and ForeignError for an error in the user's own file.
+    contract (a BrokenLayer), and ForeignError for an error in the user's own file. What cannot be
+    built at all is left to `build_model`, which says why.
     """
     heads = cfg.model.num_heads
     width = min(cfg.model.d_model, 8 * heads * max(1, WIDTH // (8 * heads)))
@@ -96,13 +97,15 @@ def check_layers(cfg: TrainConfig) -> list[str]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             try:
-                stacks = list(list_stacks(build_layers(sizes), sizes))
+                encodings, provided = ({} if acts_in_heads(sizes) else None), {}
+                layers = []
+                for layer in range(sizes.model.num_layers):
+                    layers.append(build_layer(sizes, encodings, provided, layer))
             except Exception:
-                if sizes is cfg:
-                    raise
                 continue  # the constructor refuses this width, or this context
+            draw_weights(layers)
             try:
-                for number, stack in enumerate(stacks):
+                for number, stack in enumerate(list_stacks(layers, sizes)):
                     if number not in passed:
                         notes |= dict.fromkeys(check_stack(stack, dtype))
                         passed.add(number)
@@ -113,18 +116,14 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     return list(notes)
 
 
-def build_layers(cfg: TrainConfig) -> list[Attention]:
-    """Build the attention of each layer, with its weights drawn, and constants made random."""
-    encodings = {} if acts_in_heads(cfg) else None
-    provided: dict[str, tuple[int, str]] = {}
-    layers = [build_layer(cfg, encodings, provided, i) for i in range(cfg.model.num_layers)]
-    with torch.no_grad():
-        for layer in layers:
-            layer.initialise(layer.d_in**-0.5)
-            for parameter in layer.parameters():
-                if parameter.numel() and (parameter == parameter.flatten()[0]).all():
-                    parameter.normal_(0.0, CONSTANT_STD)
-    return layers
+@torch.no_grad()
+def draw_weights(layers: Sequence[Attention]) -> None:
+    """Draw all weights so that each matters; what the constructor made constant becomes random."""
+    for layer in layers:
+        layer.initialise(layer.d_in**-0.5)
+        for parameter in layer.parameters():
+            if parameter.numel() and (parameter == parameter.flatten()[0]).all():
+                parameter.normal_(0.0, CONSTANT_STD)
 
 
 def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack]:

@@ -23,7 +23,6 @@ from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
 from gptattn.settings.match import apply_match
-from gptattn.training.contract import check_layers
 from gptattn.weights.init_from import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
@@ -48,7 +47,6 @@ class Ready:
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     provenance: Provenance
-    notes: list[str]  # on what is unusual in its layers
 
     def costs(self) -> dict[str, float | None]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -129,7 +127,6 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             "log_heads",
             "no layer has attention weights to record; give log_heads=false, or another attention",
         )
-    notes = check_layers(cfg) if cfg.checks else []
     data = build_data(cfg, tokenizer)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
@@ -157,4 +154,4 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, device, data, cost, stored, size, origin, provenance, notes)
+    return Ready(cfg, device, data, cost, stored, size, origin, provenance)

@@ -45,6 +45,7 @@ from gptattn.settings.identity import (
     resume_provenance,
 )
 from gptattn.settings.match import describe_match
+from gptattn.training.contract import check_layers
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.init_from import begin_from
@@ -80,6 +81,8 @@ def train(
             if start.source is None and cfg.budget.steps != 0:
                 console.print("no checkpoint was saved: starting from step 0")
             cfg = use_kept_tokenizer(cfg, held)
+        for note in check_layers(cfg) if cfg.checks else ():  # before the text is read
+            console.print(f"note: {note}", markup=False)
         try:
             ready = preflight(cfg, resumed=start.source is not None)
         except DataError as error:
@@ -209,8 +212,6 @@ def _train(
             console.print(f"resumes after step {start.step}")
         if cfg.match_made is not None:
             console.print(describe_match(cfg.match_made), markup=False)
-        for note in ready.notes:
-            console.print(f"note: {note}", markup=False)
         console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:

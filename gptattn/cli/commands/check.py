@@ -20,8 +20,8 @@ from gptattn.training.contract import (
     BrokenLayer,
     CannotRun,
     Stack,
-    build_layers,
     check_layers,
+    draw_weights,
     explain,
     list_stacks,
     run,
@@ -133,7 +133,9 @@ def _list_abilities(cfg: TrainConfig) -> Iterator[str]:
 
 def _list_small_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
     torch.manual_seed(seed)
-    stacks = list(list_stacks(build_layers(cfg), cfg))
+    layers = [block.attention for block in build_model(cfg, 1).layers()]
+    draw_weights(layers)
+    stacks = list(list_stacks(layers, cfg))
     for stack in stacks:
         for layer in stack.layers:
             layer.eval()
