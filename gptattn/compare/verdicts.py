@@ -31,7 +31,7 @@ NEEDS = {
 NAMES = {LOSS: ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 # What `match` made equal, and what it changed.
 MATCHED = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache", "model.d_mlp": "MLP"}
-MOST_SEEDS = 50  # that a command names
+MOST_SEEDS = 1_000  # that a command names
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
 
 
@@ -206,7 +206,8 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
         elif metric == PARAMS and change:
             words.append(f"has {change} parameters")
         elif change:
-            words.append(f"takes {change} FLOPs per token")
+            whole = any(run.uncached for run in row.runs)  # a module of others, counted by torch
+            words.append(f"takes {change} FLOPs per token{', masked pairs included' * whole}")
     if row.speed is not None:
         ratio, (low, high) = row.speed
         if not low <= 1 <= high and f"{ratio:.2f}" != "1.00":

@@ -17,7 +17,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.settings.identity import NAMED, flat, meaning, places, settings_key
 
 # A command must repeat these although they change no result: they say where and how runs are made.
-OF_SWEEP = ("experiment_name", "allow_targets", "sweep.jobs")
+OF_SWEEP = ("experiment_name", "allow_targets", "sweep.jobs", "checks")
 # Not settings of their own: `choices`, `pattern` and `part` stand for them.
 DERIVED = ("choices", "pattern_attn", "match_attn", "match_made", "seed")
 NOT_TEXT = ("null", "true", "false", "nan", "inf")  # words that Hydra reads as other values

@@ -3,9 +3,12 @@
 import contextlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
@@ -55,11 +58,19 @@ def check_targets(
             if (folder := find_folder(value)) is not None:
                 found.add(folder)
             elif not _is_in(value, allow_targets):
+                top = value[:100].partition(".")[0]
+                if top.isidentifier() and find_spec(top) is None:
+                    near = get_close_matches(top, [file.stem for file in Path.cwd().glob("*.py")])
+                    meant = f"; did you mean {near[0]}? If" if near else "; if"
+                    raise ForeignTarget(
+                        field,
+                        f"no module {top} is in this folder or installed{meant} it is elsewhere, "
+                        f"and you trust it, add allow_targets=[{top}]",
+                    )
                 raise ForeignTarget(
                     field,
                     f"{value[:100]} is outside of {', '.join([*PACKAGES, *allow_targets])} and of "
-                    f"this folder; add allow_targets=[{value[:100].partition('.')[0]}], if you "
-                    "trust it",
+                    f"this folder; add allow_targets=[{top}], if you trust it",
                 )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
@@ -84,6 +95,12 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         cause = error.__cause__
         if cause is not None and (place := find_own_code(cause)) is not None:
             raise ForeignError(place, f"{type(cause).__name__}: {cause}") from error
+        home, _, missing = str(name).rpartition(".")
+        if (module := sys.modules.get(home)) is not None:  # its class is misspelt
+            classes = [one for one in dir(module) if inspect.isclass(getattr(module, one))]
+            raise ConfigError(
+                field, f"{home} has no {missing}; {suggest(missing, classes)}"
+            ) from error
         why = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(
             field, f"{name} cannot be imported ({why}); give package.module.Class"

@@ -96,6 +96,8 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
         runs = at_first_budgets(runs)[0][: len(runs)]
         title = f"{len(runs)} run{'s' * (len(runs) > 1)}"
         console.print(terminal_table(runs, title, console.width))
+        if any(run.environment.get("company") == "beside others" for run in runs):
+            console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
         folders = sorted({path.parent for path in done})
         # The report reads whole folders, which may also hold runs of other commands.
         apart = bool(describe_conflict(read_runs(folders)[0]))

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
-from gptattn.runs.metrics import ACCURACY, BITS, LOSS, SPEED, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, TRAIN_LOSS
 from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
@@ -113,7 +113,7 @@ def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         if value is None:
-            shown = "null"
+            shown = "no cache" if name == CACHE else "null"
         elif abs(value) >= 1000 or value == int(value):
             shown = f"{value:,.0f}"
         else:

@@ -149,8 +149,17 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
 
 def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     """Check a stack on the CPU in this dtype; return notes. Raises ConfigError, or CannotRun."""
-    modules = nn.ModuleList(stack.layers).to(dtype)
     last = stack.layers[-1]
+    own = {p.dtype for p in last.parameters() if p.is_floating_point()} - {
+        torch.get_default_dtype()
+    }
+    if own:
+        listed = ", ".join(sorted(map(str, own)))
+        raise BrokenLayer(
+            stack.field,
+            f"{stack.title} builds weights of {listed}; leave their dtype out",
+        )
+    modules = nn.ModuleList(stack.layers).to(dtype)
     T = min(TOKENS, last.context_length)
     cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else [c for c in SOME_CUTS if c < T]
     x = torch.randn(1, T, last.d_in, dtype=dtype).repeat(len(cuts) + 1, 1, 1)

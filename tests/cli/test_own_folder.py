@@ -53,7 +53,9 @@ def test_the_two_files_are_enough_where_the_command_is_typed_and_nowhere_else(tm
         patch.chdir(tmp_path / "else")
         patch.delitem(sys.modules, "own_shift")
         patch.setattr(sys, "path", [one for one in sys.path if one != str(here)])
-        with pytest.raises(ForeignTarget, match=r"own_shift.Shift is .*add allow_targets=\[own_sh"):
+        with pytest.raises(
+            ForeignTarget, match=r"no module own_shift .*add allow_targets=\[own_sh"
+        ):
             load_run(here / "run")
         assert load_run(here / "run", ["own_shift"]).cfg.variant == "own_shift"
 

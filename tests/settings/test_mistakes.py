@@ -73,7 +73,7 @@ MISTAKES = {
     "attn.d_in=3": r"attn.d_in: comes from the model; set model.d_model instead",
     "model.d_model=65536 model.num_layers=4": r"model: .* use a smaller model",
     "attn._target_=os.system": r"attn._target_: os.system is outside of gptattn",
-    "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: .* cannot be imported",
+    "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: gptattn.attention has no Nonesuch",
     f"attn._target_={__name__}.no_attention": r"attn._target_: is not a torch.nn.modules",
     "data=text": r"data.path: is null; give str",
     "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",

@@ -114,7 +114,12 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(tmp_path, capfd, monkeypa
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "faulty_attention.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path / "own")
-    own = ("attn._target_=faulty_attention.Faulty", "allow_targets=[faulty_attention]")
+    # Unchecked: the check would run into the fault before the sweep starts.
+    own = (
+        "attn._target_=faulty_attention.Faulty",
+        "allow_targets=[faulty_attention]",
+        "checks=false",
+    )
     hows = "+attn.how=kill,raise,memory,not"
     assert sweep(tmp_path, *own, hows, "sweep.jobs=1") == 137
     out, err = capfd.readouterr()

@@ -16,6 +16,7 @@ from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import (
+    TOKENS,
     TOLERANCE,
     BrokenLayer,
     CannotRun,
@@ -77,8 +78,8 @@ def check(overrides: Sequence[str]) -> None:
 
 def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
-    yield "no output changes with a later token, another row, or another batch"
-    yield "prefixes, and chunks through the cache, give the same outputs"
+    yield f"no output changes with a later one of {TOKENS} tokens, another row, or another batch"
+    yield "prefixes, and chunks of tokens that are decoded, give the same outputs"
     yield "gradients are finite; nothing is random in evaluation"
     yield from (f"note: {note.partition(': ')[2]}" for note in notes)
 

@@ -90,8 +90,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", help="of the module and of attn=NAME, such as mine")
     name = parser.parse_args().name
-    train = "python train.py" if sys.argv[0].endswith(".py") else "gptattn-train"
-    sys.exit(run_command(lambda: print(_describe(write_variant(name), name, train))))
+    sys.exit(run_command(lambda: print(_describe(write_variant(name), name))))
 
 
 def write_variant(name: str) -> list[Path]:
@@ -119,13 +118,13 @@ def write_variant(name: str) -> list[Path]:
     return [Path(file) for file in texts]
 
 
-def _describe(files: list[Path], name: str, train: str) -> str:
+def _describe(files: list[Path], name: str) -> str:
     """Return what was written and the commands to type next."""
     steps = {
-        f"{train} attn={name}": "train it",
+        f"gptattn-train attn={name}": "train it",
         f"gptattn-check attn={name}": "causal? finite? trained by its gradients?",
         f"pytest test_{name}.py": "its own test",
-        f"{train} -m attn=mha,{name} seed=1,2,3": "compare it",
+        f"gptattn-train -m attn=mha,{name} seed=1,2,3": "compare it",
     }
     width = max(map(len, steps))
     rows = [f"  {step:<{width}}  # {what}" for step, what in steps.items()]
