@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from test_layering import ROOMS
 import gptattn.attention.variants
 import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert
-from gptattn.cli.commands.new import write_variant
+from gptattn.cli.commands.new import MODULE, SETTINGS
 
 README = ROOT / "README.md"
 ADDING = ROOT / "docs" / "add_a_variant.md"
@@ -59,8 +60,9 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: Callable[[str], Path]) 
         assert found is not None
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(found.group(1), encoding="utf-8")
-    with contextlib.chdir(home):
-        write_variant("mine")
+    (home / "attn").mkdir()
+    for file, text in (("mine.py", MODULE), ("attn/mine.yaml", SETTINGS)):
+        (home / file).write_text(Template(text).substitute(name="mine", title="Mine"), "utf-8")
     tokenizer = ["tokenizer=gpt2", f"tokenizer.path={bpe(home.parent / 'bpe')}"]
     llamas = ("block=llama", "block.tied_head=false", "block.norm_eps=1e-5", "position.base=5e5")
     for name, block in (("GPT2", ()), ("LLAMA", llamas)):
