@@ -137,7 +137,7 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     shared = shared_arguments(cfg.model, cfg.block) | {
         "position": None,
         "layer": 0,
-        "backend": None,
+        "backend": "sdpa",
     }
     spec = dict(cfg.attn)
     for name, value in overrides.items():

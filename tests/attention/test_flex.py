@@ -77,9 +77,9 @@ def test_flex_is_refused_when_a_layer_is_built_without_a_gpu_or_with_dropout(var
     if not takes(variant, "backend"):
         pytest.skip("takes no backend")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"^attn.backend: backend=flex needs a CUDA device, and"):
+    with pytest.raises(ConfigError, match=r"^attn.*: backend=flex needs a CUDA device, and"):
         build_attention(variant, backend="flex")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     build_attention(variant, backend="flex")
-    with pytest.raises(ConfigError, match=r"^attn.backend: backend=flex has no dropout, given 0.1"):
+    with pytest.raises(ConfigError, match=r"^attn.*: backend=flex has no dropout, given 0.1"):
         build_attention(variant, backend="flex", dropout=0.1)

@@ -45,7 +45,7 @@ def test_a_new_variant_is_causal_takes_its_yaml_and_passes_its_own_test(tmp_path
         ("none", "is no name of a Python module"),  # its class would be None
         ("gqa", "is on the menu"),
         ("json", "is the name of a Python module that is installed"),
-        ("mine", r"would overwrite attn/mine.yaml; give another"),
+        ("mine_too", r"would overwrite attn/mine_too.yaml; give another"),
     ],
 )
 def test_a_name_that_is_taken_is_refused_and_nothing_is_written(name, why, tmp_path, monkeypatch):
