@@ -51,8 +51,8 @@ def test_a_new_variant_is_causal_takes_its_yaml_and_passes_its_own_test(tmp_path
 def test_a_name_that_is_taken_is_refused_and_nothing_is_written(name, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "attn").mkdir()
-    (tmp_path / "attn" / "mine.yaml").write_text("kept")
+    (tmp_path / "attn" / "mine_too.yaml").write_text("kept")
     with pytest.raises(ConfigError, match=rf"^name: '{name}' {why}"):
         write_variant(name)
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine.yaml"]
-    assert (tmp_path / "attn" / "mine.yaml").read_text() == "kept"
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine_too.yaml"]
+    assert (tmp_path / "attn" / "mine_too.yaml").read_text() == "kept"
