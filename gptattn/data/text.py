@@ -305,7 +305,7 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
             raise DataError(field, f"{root} does not exist; give a file or a folder")
         files = sorted(root.glob(pattern)) if root.is_dir() else [root]
         found = [file for file in files if file.is_file() and file.stat().st_size]
-    except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         what = f"{path[:80]} with data.pattern={pattern!r} cannot be read ({error})"
         raise DataError(field, f"{what}; give another path, or a pattern such as **/*") from None
     # A root that is hidden itself was named by the user.

@@ -32,6 +32,10 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.1, torc
 CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
 
 
+# Settings of layers, and their classes, which a notebook may reload -> the notes on them.
+_notes: dict[tuple[str, tuple[Any, ...]], list[str]] = {}
+
+
 @dataclass(frozen=True)
 class Stack:
     """A layer, behind the earlier ones whose state it shares."""
@@ -84,8 +88,14 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     values in constant parameters, in training (with dropout, at the same random state) and in
     evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
     contract (a BrokenLayer), and ForeignError for an error in the user's own file. What cannot be
-    built at all is left to `build_model`, which says why.
+    built at all is left to `build_model`, which says why. Layers that this process has checked are
+    not checked again: a sweep asks for each text, budget and optimizer.
     """
+    specs = dict(cfg.attn_of(layer) for layer in range(len(cfg.pattern or [""])))
+    targets = tuple(find_target(group, spec, cfg.allow_targets) for group, spec in specs.items())
+    key = repr((specs, cfg.pattern, cfg.part, cfg.position, cfg.model, cfg.block)), targets
+    if key in _notes:
+        return _notes[key]
     heads = cfg.model.num_heads
     width = min(cfg.model.d_model, 8 * heads * max(1, WIDTH // (8 * heads)))
     narrow = replace(cfg, model=replace(cfg.model, d_model=width))
@@ -113,7 +123,8 @@ def check_layers(cfg: TrainConfig) -> list[str]:
             except CannotRun as error:
                 if i + 1 == len(attempts):
                     raise explain(error) from error.__cause__
-    return list(notes)
+    _notes[key] = list(notes)
+    return _notes[key]
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ def _check_contract(cfg: TrainConfig) -> Iterator[str]:
 
 
 def _check_saving(cfg: TrainConfig) -> Iterator[str]:
-    one, two = _list_small_stacks(cfg), _list_small_stacks(cfg, seed=1)
+    one, two = _build_stacks(cfg), _build_stacks(cfg, seed=1)
     for first, second in zip(one, two, strict=True):
         for source, target in zip(first.layers, second.layers, strict=True):
             target.load_state_dict(source.state_dict())
@@ -99,7 +99,7 @@ def _check_saving(cfg: TrainConfig) -> Iterator[str]:
 
 
 def _check_documents(cfg: TrainConfig) -> Iterator[str]:
-    for stack in _list_small_stacks(cfg):
+    for stack in _build_stacks(cfg):
         if not all(layer.keeps_documents for layer in stack.layers):
             yield f"{stack.title} cannot keep them apart: data.mask_documents=true is refused"
             return
@@ -127,12 +127,12 @@ def _list_costs(cfg: TrainConfig) -> Iterator[str]:
 
 
 def _list_abilities(cfg: TrainConfig) -> Iterator[str]:
-    last = [stack.layers[-1] for stack in _list_small_stacks(cfg)]
+    last = [stack.layers[-1] for stack in _build_stacks(cfg)]
     maps, heads = (all(isinstance(one, kind) for one in last) for kind in (HasMaps, HasHeads))
     yield f"attention maps: {'yes' if maps else 'no'}; weights per head: {'yes' if heads else 'no'}"
 
 
-def _list_small_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
+def _build_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
     torch.manual_seed(seed)
     layers = [block.attention for block in build_model(cfg, 1).layers()]
     draw_weights(layers)
@@ -144,7 +144,7 @@ def _list_small_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
 
 
 def _inputs(stack: Stack) -> torch.Tensor:
-    T = min(70, stack.layers[-1].context_length)
+    T = min(TOKENS, stack.layers[-1].context_length)
     generator = torch.Generator().manual_seed(0)
     return torch.randn(2, T, stack.layers[-1].d_in, generator=generator)
 
