@@ -25,6 +25,7 @@ from gptattn.training.run import train
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 
 
+@pytest.mark.slow
 def test_the_pages_blocks_run_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,9 +77,9 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
 
     Raises ConfigError for a name in `pattern`, `match_to` or `data.sources` that is no file.
     """
-    given = [str(override) for override in hydra.overrides.task]
-    keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in given]
-    for key, override in zip(keys, given, strict=True):
+    typed = [str(override) for override in hydra.overrides.task]
+    keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
+    for key, override in zip(keys, typed, strict=True):
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
@@ -100,7 +100,8 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             if (folder / file).exists() and (CONF / file).exists():
                 raise ConfigError(group, f"{folder / file} has the name of one of ours; rename it")
 
-    given += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
+    beside_ours = [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
+    given = typed + beside_ours
     if command.match != "none":
         values["match_attn"] = _read_file("match_to", "attn", command.match_to, given)
     if command.pattern is not None:
@@ -119,7 +120,9 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             line = f'its first line must be "# @package {name}"'
             raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
     found = check_targets(values, command.allow_targets)
-    return TrainConfig(**values, choices=choices, code_folders=sorted(map(str, found)))
+    kept = [o for o, key in zip(typed, keys, strict=True) if key not in ("seed", "run_dir")]
+    values |= {"code_folders": sorted(map(str, found)), "overrides": kept}
+    return TrainConfig(**values, choices=choices)
 
 
 def _read_file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:

@@ -250,6 +250,7 @@ class TrainConfig(Settings):
     `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
     match has changed (`field`, `before`, `after`), and the costs (`target`, that of `to`, and
     `reached`), in the units of `Cost`. `code_folders`: where the user's own modules were.
+    `overrides`: as they were typed, from which `compare` writes commands for more seeds.
     """
 
     choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
@@ -257,6 +258,7 @@ class TrainConfig(Settings):
     match_attn: Spec | None = field(default=None, metadata=FIXED)
     match_made: Spec | None = field(default=None, metadata=FIXED)
     code_folders: list[str] = field(default_factory=list, metadata=FIXED)
+    overrides: list[str] = field(default_factory=list, metadata=FIXED)
 
     @property
     def variant(self) -> str:

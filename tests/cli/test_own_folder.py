@@ -60,6 +60,7 @@ def test_the_two_files_are_enough_where_the_command_is_typed_and_nowhere_else(tm
         assert load_run(here / "run", ["own_shift"]).cfg.variant == "own_shift"
 
 
+@pytest.mark.slow
 def test_a_config_dir_brings_its_modules_with_it_for_sweeps_too(tmp_path):
     there = write_own(tmp_path / "there", "own_shift_there")
     flags = (f"--config-dir={there}", "-m", *tiny(tmp_path, "attn=mha,own_shift_there"))

@@ -40,11 +40,13 @@ def test_no_mechanism_of_the_menu_is_refused(attn, model):
     assert check_layers(settings(f"attn={attn}", f"model={model}", f"block={block}")) == []
 
 
+@pytest.mark.parametrize(
+    "attn", ["pattern=[sliding,gqa]", pytest.param("attn=cross_layer", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("part", menu("part"))
-def test_no_part_is_refused_nor_one_in_a_pattern_of_layers(part):
-    shape = ("model.num_layers=2", "model.dropout=0.3", f"part=[{part}]")
-    for attn in ("attn=cross_layer", "pattern=[sliding,gqa]"):
-        assert check_layers(settings(attn, *shape)) == []
+def test_no_part_is_refused_nor_one_in_a_pattern_of_layers(part, attn):
+    shape = ("model.num_layers=2", "model.d_model=16", "model.num_heads=2", "model.dropout=0.3")
+    assert check_layers(settings(attn, f"part=[{part}]", *shape)) == []
 
 
 X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}
