@@ -122,6 +122,7 @@ def test_maps_show_no_weight_between_documents(variant):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.slow
 def test_a_compiled_block_keeps_documents_apart_and_is_compiled_once():
     model = build_gpt("attn=sliding", "position=learned", "model.num_layers=1", std=0.3).double()
     ids = torch.randint(13, (3, T))
