@@ -13,6 +13,7 @@ from gptattn.attention.base import Attention, Shared, check_sizes, window_of
 from gptattn.attention.cache import Cache, Entry, TokenCache, new_token_cache
 from gptattn.attention.core import Backend, Blend, attend
 from gptattn.attention.flex import check_flex
+from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
 from gptattn.position.base import HeadPosition, Positions
@@ -74,16 +75,19 @@ class SoftmaxAttention(Attention):
         window: float | None = None,
         backend: Backend = "sdpa",
         position: HeadPosition | None = None,
+        head_dim: int | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(d_out, num_heads, num_kv_heads, dropout)
+        check_sizes(d_out if head_dim is None else num_heads, num_heads, num_kv_heads, dropout)
+        if head_dim is not None and head_dim < 1:
+            raise ValueError(f"head_dim={head_dim} must be positive; null: d_out / num_heads")
         if backend not in get_args(Backend):
             raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
         if backend == "flex" and not torch.cuda.is_available():
             raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.head_dim = d_out // num_heads
+        self.head_dim = d_out // num_heads if head_dim is None else head_dim
         self.window = window_of(window, context_length)
         self._plain = Rule(self.head_dim**-0.5 if scale is None else scale, self.window)
         if backend == "flex":
@@ -91,7 +95,19 @@ class SoftmaxAttention(Attention):
         self.scale = self._plain.scale
         self.dropout = dropout
         self.backend: Backend = backend
-        self.position = position
+        resized = position is not None and head_dim is not None
+        self.position = position.resized(head_dim) if resized else position
+
+    def project_out(self, present: bool, bias: bool) -> nn.Linear | None:
+        """Return the output projection. Raises ValueError if heads of another width have none."""
+        width = self.num_heads * self.head_dim
+        if present:
+            return Linear(width, self.d_out, bias=bias)
+        if width != self.d_out:
+            raise ValueError(
+                f"out_proj=False leaves num_heads * head_dim={width} for d_out={self.d_out}"
+            )
+        return None
 
     # A token passes through these in order.
 

@@ -15,8 +15,12 @@ from gptattn.settings.config import CONF
 
 WIDTH = 100  # columns
 TRAIN = CONF / "train.yaml"
-EXPLAINED = ("attn", "part", "position")  # groups that have a line for each file
-OVER_OTHERS = ("launcher", "experiment")  # groups whose files set what other files explain
+EXPLAINED = ("attn", "part", "position", "recipe")  # groups that have a line for each file
+OVER_OTHERS = (
+    "launcher",
+    "experiment",
+    "recipe",
+)  # files that set what others explain
 
 
 def describe_choices(_root_: DictConfig) -> str:

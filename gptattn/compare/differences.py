@@ -11,7 +11,7 @@ from gptattn.settings.config import OF_BLOCK, default_width
 
 MAX_NAMES = 5  # module names in one line
 # Prefixes of settings: what a variant's name stands for, and what a block's file sets.
-OF_ATTENTION = ("attn.", "part.", "pattern")
+OF_ATTENTION = ("attn.", "part.", "pattern", "layers.")
 OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
 # Groups whose files have their own settings, which other files need not have.
 OPEN = ("attn", "part", "position")

@@ -20,22 +20,23 @@ def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:
     A window of a quarter of 128 tokens stays at 32. Stretched rotary positions keep their original
     context.
     """
-    trained, position = cfg.model.context_length, cfg.position
-    if position.get("stretch", 1) > 1 and position.get("original_context") is None:
-        position = position | {"original_context": round(trained / position["stretch"])}
-    patterned = cfg.pattern_attn
+    own = {"attn": cfg.attn, "position": cfg.position}
     return replace(
         cfg,
         model=replace(cfg.model, context_length=length),
-        position=position,
-        attn=_in_tokens(cfg.attn, trained),
-        pattern_attn=patterned and {n: _in_tokens(s, trained) for n, s in patterned.items()},
+        layers={name: _in_tokens(one, cfg) for name, one in cfg.layers.items()},
+        **_in_tokens(own, cfg),
     )
 
 
-def _in_tokens(spec: Spec, trained: int) -> Spec:
-    window = spec.get("window")
-    return spec | {"window": window_of(window, trained)} if isinstance(window, float) else spec
+def _in_tokens(layer: dict[str, Spec], cfg: TrainConfig) -> dict[str, Spec]:
+    trained, attn, position = cfg.model.context_length, layer["attn"], layer.get("position", {})
+    if isinstance(attn.get("window"), float):
+        layer = layer | {"attn": attn | {"window": window_of(attn["window"], trained)}}
+    if position.get("stretch", 1) > 1 and position.get("original_context") is None:
+        of = round(trained / position["stretch"])
+        layer = layer | {"position": position | {"original_context": of}}
+    return layer
 
 
 def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:

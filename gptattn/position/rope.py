@@ -1,6 +1,7 @@
-"""Rotary positions (RoPE): half-split pairs, all or part of a head, stretched contexts (YaRN)."""
+"""Rotary positions (RoPE): all or part of a head, stretched contexts (YaRN)."""
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -10,13 +11,14 @@ from gptattn.position.base import HeadPosition, Positions, table_index
 # YaRN: a pair that turns at least FAST times over the original context keeps its frequency; one
 # that turns at most SLOW times is slowed down by the whole stretch.
 FAST, SLOW = 32, 1
+Pairs = Literal["half", "neighbours"]
 
 
 class RotaryPosition(HeadPosition):
     """Rotates the pair (x[i], x[i + R/2]) of a query or key at position p by p * base^(-2i/R).
 
-    The half-split pairing is Llama's; the paper pairs neighbours, which is the same up to a
-    permutation of the weights.
+    The half-split pairing is Llama's. pairs=neighbours rotates (x[2i], x[2i + 1]), as the paper and
+    GLM-4 do, which is the same up to a permutation of the weights.
 
     fraction: the share of a head that rotates, its first R = int(fraction * head_dim) numbers; the
     others pass unchanged, as in GPT-NeoX.
@@ -42,8 +44,11 @@ class RotaryPosition(HeadPosition):
         fraction: float = 1.0,
         stretch: float = 1.0,
         original_context: int | None = None,
+        pairs: Pairs = "half",
     ) -> None:
         super().__init__()
+        if pairs not in get_args(Pairs):
+            raise ValueError(f"pairs={pairs} is unknown; give {' or '.join(get_args(Pairs))}")
         if not 0 < fraction <= 1:
             raise ValueError(
                 f"fraction={fraction} must be above 0 and at most 1, which rotates all"
@@ -76,19 +81,23 @@ class RotaryPosition(HeadPosition):
             raise ValueError(f"base={base} must be above 1 where the context is stretched")
         self.base, self.fraction, self.stretch = base, fraction, stretch
         self.context_length, self.original_context = context_length, original_context
+        self.pairs: Pairs = pairs
         frequency = base ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
         amplitude = 1.0
         if stretch > 1:
             frequency *= _slower(R, base, stretch, original_context or context_length / stretch)
             amplitude = 0.1 * math.log(stretch) + 1  # of queries and of keys
         angle_TR = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
-        angle_TR = torch.cat([angle_TR, angle_TR], dim=-1)
+        if pairs == "half":
+            angle_TR = torch.cat([angle_TR, angle_TR], dim=-1)
+        else:
+            angle_TR = angle_TR.repeat_interleave(2, dim=-1)
         # In float64, because float32 angles are already off by 1e-4 at position 1,000.
         self.register_buffer("cos_TR", amplitude * angle_TR.cos(), persistent=False)
         self.register_buffer("sin_TR", amplitude * angle_TR.sin(), persistent=False)
 
     def resized(self, head_dim: int) -> "RotaryPosition":
-        how = (self.base, self.fraction, self.stretch, self.original_context)
+        how = (self.base, self.fraction, self.stretch, self.original_context, self.pairs)
         return RotaryPosition(self.context_length, head_dim, *how)
 
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
@@ -96,16 +105,18 @@ class RotaryPosition(HeadPosition):
         cos, sin = self.cos_TR[where].to(q_BHTD.dtype), self.sin_TR[where].to(q_BHTD.dtype)
         if cos.ndim == 3:  # [B, T, R]: the same for all heads
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return _turn(q_BHTD, cos, sin), _turn(k_BGTD, cos, sin)
+        return self._turn(q_BHTD, cos, sin), self._turn(k_BGTD, cos, sin)
 
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first R numbers of each head, as many as the tables have; the others pass."""
-    R, D = cos.shape[-1], x.shape[-1]
-    if R < D:
-        return torch.cat([_turn(x[..., :R], cos, sin), x[..., R:]], dim=-1)
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate the first R numbers of each head, as many as the tables have; the others pass."""
+        R, D = cos.shape[-1], x.shape[-1]
+        if R < D:
+            return torch.cat([self._turn(x[..., :R], cos, sin), x[..., R:]], dim=-1)
+        if self.pairs == "half":
+            first, second = x.chunk(2, dim=-1)
+            return x * cos + torch.cat([-second, first], dim=-1) * sin
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return x * cos + torch.stack([-second, first], dim=-1).flatten(-2) * sin
 
 
 def _slower(R: int, base: float, stretch: float, original_context: float) -> Tensor:

@@ -70,7 +70,7 @@ def _value_of(key: str, record: Mapping[str, Any]) -> str:
 
 def _write(value: Any) -> str:
     """Return the value in Hydra's grammar. Raises ValueError for a table."""
-    from gptattn.settings.compose import quote  # imports Hydra
+    from gptattn.settings.layers import quote  # imports Hydra
 
     if isinstance(value, dict):
         raise ValueError("a table")

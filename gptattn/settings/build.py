@@ -34,6 +34,9 @@ from gptattn.settings.construct import (
 )
 from gptattn.settings.values import check_type
 
+# Settings of a position, and a number of heads -> the encoding that layers with both share.
+Encodings = dict[tuple[str, int], HeadPosition]
+
 
 def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     """Build the GPT of these settings, on torch's current default device.
@@ -46,20 +49,23 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             "model.vocab_size",
             f"{given} is below the {vocab_size:,} ids of the data; give that many or more, or null",
         )
-    for name, spec in cfg.part.items():
+    kinds = cfg.kinds()
+    chosen_parts = {name: spec for kind in kinds for name, spec in kind.part.items()}
+    for name, spec in chosen_parts.items():
         if "_target_" not in spec:
             raise ConfigError(f"part.{name}", f"is not chosen; give part=[{name}] as well")
         target = find_target(f"part.{name}", spec, cfg.allow_targets)
         refuses = target.refuses if isinstance(target, type) and issubclass(target, Part) else {}
-        for other in (*cfg.part, f"position={cfg.choices['position']}"):
+        for other in (*chosen_parts, f"position={cfg.choices['position']}"):
             reason = refuses.get(other.removeprefix("position="))
             if reason is not None:
                 raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
 
-    encodings: dict[int, HeadPosition] | None = {} if acts_in_heads(cfg) else None
+    encodings: Encodings = {}
+    in_heads = acts_in_heads(cfg.position, cfg.allow_targets)
     in_input = None
-    if cfg.position and encodings is None:
-        in_input = build_position(cfg, model.num_heads)
+    if cfg.position and not in_heads:
+        in_input = build_position(cfg, cfg.position, model.num_heads)
     built = GPT(
         vocab_size=given or vocab_size,
         context_length=model.context_length,
@@ -78,7 +84,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     )
 
     chosen = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
-    if encodings == {}:
+    if in_heads and not encodings:
         raise ConfigError(
             "position",
             f"{name_position(cfg)} acts on queries and keys, and {chosen} knows the order of the "
@@ -87,13 +93,14 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     attentions = [one.attention for one in built.layers()]
     modules = [named for attention in attentions for named in attention.named_modules()]
     taken = {name.rpartition(".")[2] for name, module in modules if isinstance(module, Part)}
-    unused = [name for name in cfg.part if name not in taken]
+    unused = [name for name in chosen_parts if name not in taken]
     if unused:
         raise ConfigError(
             "part",
             f"{chosen} keeps no keys and values of each head that a part could change, so it "
             f"cannot take {', '.join(unused)}; leave "
-            f"{'part' if len(unused) == len(cfg.part) else 'that'} out, or take another attention",
+            f"{'part' if len(unused) == len(chosen_parts) else 'that'} out, or take another "
+            "attention",
         )
     for layer, attention in enumerate(attentions):
         for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():
@@ -114,18 +121,14 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
 
 
 def build_layer(
-    cfg: TrainConfig,
-    encodings: dict[int, HeadPosition] | None,
-    provided: dict[str, tuple[int, str]],
-    layer: int,
+    cfg: TrainConfig, encodings: Encodings, provided: dict[str, tuple[int, str]], layer: int
 ) -> Attention:
     """Build the attention of one layer, with its position and the parts that it takes.
 
-    `encodings`: number of heads -> the position that layers with so many share, to which this adds;
-    None if positions do not act in attentions. `provided`: what earlier layers share with later,
-    name -> the layer and its sizes, to which this adds.
+    `encodings`: the positions that earlier layers have, to which this adds. `provided`: what they
+    share with later ones, name -> the layer and its sizes, to which this adds.
     """
-    group, spec = cfg.attn_of(layer)
+    group, spec, parts, chosen = cfg.layer(layer)
     for name in ("d_in", "d_out", "context_length"):
         if name in spec:
             raise ConfigError(
@@ -134,7 +137,7 @@ def build_layer(
     target = find_target(group, spec, cfg.allow_targets)
     ordered = getattr(target, "knows_order", False)
     position = None
-    if encodings is not None and not ordered:
+    if acts_in_heads(chosen, cfg.allow_targets) and not ordered:
         takes = arguments_of(target).types
         if "position" not in takes:
             raise ConfigError(
@@ -145,14 +148,15 @@ def build_layer(
         heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
         if type(heads) is not int or heads < 1:
             raise ConfigError(f"{group}.num_heads", f"{heads!r} is not a positive whole number")
-        if heads not in encodings:
-            encodings[heads] = build_position(cfg, heads)
-        position = encodings[heads]
+        kind = repr(chosen), heads
+        if kind not in encodings:
+            encodings[kind] = build_position(cfg, chosen, heads)
+        position = encodings[kind]
     shared = shared_arguments(cfg.model, cfg.block) | {"position": position, "layer": layer}
     made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
     sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
     attention = made if isinstance(made, Attention) else ForeignAttention(made, *sizes)
-    add_parts(attention, cfg.part, layer, cfg.allow_targets, provided)
+    add_parts(attention, parts, layer, cfg.allow_targets, provided)
     # A variant may check an argument only in `rule()`, which making a cache calls.
     with named_arguments(group, spec):
         attention.new_cache(1, 1)
@@ -168,25 +172,25 @@ def build_layer(
     return attention
 
 
-def acts_in_heads(cfg: TrainConfig) -> bool:
-    """Return whether the chosen position encoding, if any, acts in each attention."""
-    if not cfg.position:
+def acts_in_heads(position: Spec, allow_targets: Sequence[str]) -> bool:
+    """Return whether this position encoding, if any, acts in each attention."""
+    if not position:
         return False
-    kind = find_target("position", cfg.position, cfg.allow_targets)
+    kind = find_target("position", position, allow_targets)
     if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
         raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
     return issubclass(kind, HeadPosition)
 
 
-def build_position(cfg: TrainConfig, heads: int) -> Any:
-    """Build the chosen position encoding, for attentions with so many heads if it acts in them."""
+def build_position(cfg: TrainConfig, position: Spec, heads: int) -> Any:
+    """Build a position encoding, for attentions with so many heads if it acts in them."""
     shared = {
         "context_length": cfg.model.context_length,
         "d_model": cfg.model.d_model,
         "num_heads": heads,
         "head_dim": cfg.model.d_model // heads,
     }
-    return construct("position", cfg.position, shared, cfg.allow_targets)
+    return construct("position", position, shared, cfg.allow_targets)
 
 
 def add_parts(

@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
@@ -23,10 +22,11 @@ from gptattn.settings.config import (
     check,
     variant_name,
 )
-from gptattn.settings.construct import arguments_of, check_targets, find_target
+from gptattn.settings.construct import check_targets
+from gptattn.settings.layers import quote, read_files, read_layers
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.own_code import use_folders
-from gptattn.settings.values import REMOVED, build_dataclass, check_choice, suggest
+from gptattn.settings.values import REMOVED, build_dataclass, check_choice
 
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
 
@@ -103,14 +103,27 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     beside_ours = [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
     given = typed + beside_ours
     if command.match != "none":
-        values["match_attn"] = _read_file("match_to", "attn", command.match_to, given)
+        files = read_files("match_to", {"attn": quote(command.match_to)}, given)
+        values["match_attn"] = files["attn"]
     if command.pattern is not None:
-        specs = _read_pattern(command, keys, given)
-        choices["attn"] = variant_name(specs if len(specs) == 1 else command.pattern, [])
-        if len(specs) == 1:  # the same run as with attn=, and under the same name
-            values |= {"attn": specs[choices["attn"]], "pattern": None}
+        layers = read_layers(command, keys, given, command.allow_targets)
+        recipe = hydra.runtime.choices.get("recipe")
+        choices["attn"] = variant_name(layers if len(layers) == 1 else command.pattern, [])
+        if not command.layers and len(layers) == 1:  # the same run as with attn=, and its name
+            values |= {**layers[choices["attn"]], "pattern": None}
         else:
-            values |= {"attn": {}, "pattern_attn": specs}
+            values |= {"attn": {}, "layers": layers}
+            # What was typed for parts and positions of layers alone chooses none for the model.
+            own = [layer.get("part", {}) for layer in layers.values()]
+            values["part"] = {
+                name: spec
+                for name, spec in command.part.items()
+                if "_target_" in spec or not any(name in parts for parts in own)
+            }
+            if "_target_" not in command.position and any("position" in o for o in layers.values()):
+                values["position"] = {}
+        if isinstance(recipe, str) and not {"pattern", "layers"} & {*keys}:
+            choices["attn"] = recipe
     if isinstance(command.data.get("sources"), dict):
         command.data["sources"] = _read_sources(command.data["sources"], given)
     for file in [f for folder in folders if command.part for f in folder.glob("part/*.yaml")]:
@@ -125,48 +138,6 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return TrainConfig(**values, choices=choices)
 
 
-def _read_file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:
-    """Return the settings in the file `name` of a group, for a model of the given settings."""
-    others = [o for o in given if not re.match(rf"[+~]*{group}\b", o)]
-    try:
-        node = compose("train", [*others, f"{group}={quote(name)}"])[group]
-    except MissingConfigException as error:
-        known = suggest(name, error.options or [])
-        raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
-    return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
-
-
-def _read_pattern(command: Command, keys: Sequence[str], given: Sequence[str]) -> dict[str, Spec]:
-    """Return the settings of each name in the pattern: its file's, changed by `attn.NAME=`.
-
-    `keys`: the names of all settings on the command line. One of `attn` reaches each attention
-    whose file or constructor has it. Raises ConfigError, naming the setting, if none has.
-    """
-    assert command.pattern is not None
-    shown = f"pattern=[{','.join(command.pattern)}]"
-    if "attn" in keys:
-        raise ConfigError(
-            "attn",
-            f"cannot be combined with {shown}, which names each layer's attention; leave "
-            "one of them out",
-        )
-    specs = {name: _read_file("pattern", "attn", name, given) for name in command.pattern}
-    for key in [key for key in keys if key.startswith("attn.")]:
-        setting = key.split(".")[1]
-        having = [spec for spec in specs.values() if setting in spec]
-        for name, spec in specs.items():
-            if setting not in spec:
-                takes = arguments_of(find_target(f"pattern.{name}", spec, command.allow_targets))
-                having += [spec] * (setting in takes.types or takes.others)
-        if not having:
-            own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
-            known = [f"{name} has {', '.join(names)}" for name, names in own.items()]
-            raise ConfigError(key, f"no attention in {shown} has it; {'; '.join(known)}")
-        for spec in having:
-            spec[setting] = command.attn[setting]
-    return specs
-
-
 def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
     """Return the texts of a mixture with the settings in their files in conf/data."""
     found = {}
@@ -176,7 +147,8 @@ def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str,
             raise ConfigError(field, "is no table; give {data:text,path:FILE,weight:1}")
         own: Spec = {}
         if "_target_" not in source:
-            own = _read_file(f"{field}.data", "data", str(source.get("data")), given)
+            file = {"data": quote(str(source.get("data")))}
+            own = read_files(f"{field}.data", file, given)["data"]
             own.pop(MASK_DOCUMENTS, None)  # of all texts together
         found[name] = own | source
     return found
@@ -191,10 +163,3 @@ def read_attention_settings(variant: str, cfg: TrainConfig) -> Spec:
     check_choice("to", variant, files)
     node = OmegaConf.create({"model": asdict(cfg.model), "attn": OmegaConf.load(files[variant])})
     return OmegaConf.to_container(node.attn, resolve=True)  # type: ignore[return-value]
-
-
-def quote(value: str) -> str:
-    """Quote a value for Hydra's override grammar."""
-    # Hydra reads two backslashes as one only before a quote and at the end: double them there.
-    escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
-    return f"'{escaped}'"

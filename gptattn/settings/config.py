@@ -8,7 +8,7 @@ arguments; `construct.py` checks those against the target's signature.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gptattn.errors import ConfigError
 from gptattn.settings.values import AUTO, check_values, one_of, within
@@ -224,6 +224,7 @@ class Settings:
     match_to: str
     attn: Spec
     pattern: list[str] | None
+    layers: dict[str, Any]
     part: dict[str, Spec]
     position: Spec
     block: BlockConfig
@@ -242,19 +243,31 @@ class Settings:
     checks: bool = field(default=True, metadata=VIEWED)
 
 
+class Layer(NamedTuple):
+    """The settings of one kind of layer; of a pattern, its own before those of all layers.
+
+    `field`: how messages name its attention. `part`: by name. `position`: {} if there is none.
+    """
+
+    field: str
+    attn: Spec
+    part: dict[str, Spec]
+    position: Spec
+
+
 @dataclass
 class TrainConfig(Settings):
     """All settings of a run, and what is filled in for its record.
 
-    `choices`: the choice in each config group. `pattern_attn`: the settings of each name in the
-    `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
-    match has changed (`field`, `before`, `after`), and the costs (`target`, that of `to`, and
-    `reached`), in the units of `Cost`. `code_folders`: where the user's own modules were.
-    `overrides`: as they were typed, from which `compare` writes commands for more seeds.
+    `choices`: the choice in each config group. `layers`: the settings of each name in the
+    `pattern`, with which `attn` is empty; see `Layer`. `match_attn`: those of `match_to`.
+    `match_made`: what the match has changed (`field`, `before`, `after`), and the costs (`target`,
+    that of `to`, and `reached`), in the units of `Cost`. `code_folders`: where the user's own
+    modules were. `overrides`: as they were typed, from which `compare` writes commands for more
+    seeds.
     """
 
     choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
-    pattern_attn: dict[str, Spec] | None = None
     match_attn: Spec | None = field(default=None, metadata=FIXED)
     match_made: Spec | None = field(default=None, metadata=FIXED)
     code_folders: list[str] = field(default_factory=list, metadata=FIXED)
@@ -265,13 +278,19 @@ class TrainConfig(Settings):
         """What the run is called after: the attention's YAML or those of the pattern, and parts."""
         return variant_name([self.choices["attn"]], self.part)
 
-    def attn_of(self, layer: int) -> tuple[str, Spec]:
-        """Return the settings of this layer's attention, and the prefix of their names."""
+    def layer(self, number: int) -> Layer:
+        """Return the settings of this layer, counted from 0."""
         if self.pattern is None:
-            return "attn", self.attn
-        assert self.pattern_attn is not None
-        name = self.pattern[layer % len(self.pattern)]
-        return f"pattern.{name}", self.pattern_attn[name]
+            return Layer("attn", self.attn, self.part, self.position)
+        name = self.pattern[number % len(self.pattern)]
+        own = self.layers[name]
+        parts = self.part | own.get("part", {})
+        return Layer(f"pattern.{name}", own["attn"], parts, own.get("position", self.position))
+
+    def kinds(self) -> list[Layer]:
+        """Return the settings of each kind of layer."""
+        names = self.pattern or [""]
+        return [self.layer(names.index(name)) for name in dict.fromkeys(names)]
 
 
 def variant_name(attn: Iterable[str], parts: Iterable[str]) -> str:
@@ -317,11 +336,11 @@ def check(cfg: TrainConfig) -> None:
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
     layers, names = cfg.model.num_layers, len(cfg.pattern or [""])
-    if layers % names:
+    if layers < names:
         raise ConfigError(
             "pattern",
-            f"{names} names do not fit model.num_layers={layers}, which they must divide; give as "
-            f"many as one of {[n for n in range(1, layers + 1) if layers % n == 0]}",
+            f"the {names} layers of {cfg.choices['attn']} do not fit model.num_layers={layers}; "
+            f"give model.num_layers={names} or more",
         )
     if cfg.match in ("params", "flops"):
         changes = f"{cfg.match} changes the MLP's width"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from gptattn.machine.source_code import hash_code
@@ -22,7 +23,17 @@ NAMED = (RESULT, LENGTH, PLACE)  # an override is part of the run's name
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
 # Overrides left out of a run's name: those of the command, and choices that the name begins with.
-OF_COMMAND = ("experiment", "launcher", "resume", "run_dir", "trainer", "attn", "pattern", "part")
+OF_COMMAND = (
+    "experiment",
+    "launcher",
+    "resume",
+    "run_dir",
+    "trainer",
+    "attn",
+    "recipe",
+    "pattern",
+    "part",
+)
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
@@ -124,9 +135,9 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     # the text stands in.
     sources = cfg.data.get("sources")
     texts = sources.values() if isinstance(sources, dict) else ()
-    layers = (cfg.pattern_attn or {"attn": cfg.attn}).values()
-    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data, *texts)
-    specs = (*groups, cfg.optim.matrices or {})
+    layers = [(one.attn, *one.part.values(), one.position) for one in cfg.kinds()]
+    specs = (*chain(*layers), cfg.position, cfg.tokenizer, cfg.data, *texts)
+    specs = (*specs, cfg.optim.matrices or {})
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.init_from")

@@ -33,7 +33,7 @@ def apply_match(cfg: TrainConfig, vocab_size: int) -> TrainConfig:
     if cfg.match_made is not None:
         return cfg
     assert cfg.match_attn is not None
-    plain = {"pattern": None, "part": {}, "match": "none"}
+    plain = {"pattern": None, "layers": {}, "part": {}, "match": "none"}
     choices = cfg.choices | {"attn": cfg.match_to}
     reference = replace(cfg, attn=cfg.match_attn, choices=choices, **plain)
     target = _measure_figure(cfg, reference, vocab_size)

@@ -32,21 +32,16 @@ def resume_settings(
         if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
         if meaning(key) not in RESUMES:
-            value, group = OmegaConf.select(cfg, key), key.partition(".")[0]
-            paths = [key]
-            if group == "attn" != key and recorded.pattern_attn is not None:  # it reached layers
-                paths = [
-                    f"pattern_attn.{name}{key[len(group) :]}" for name in recorded.pattern_attn
-                ]
-            found = [OmegaConf.select(node, path, default=UNKNOWN) for path in paths]
-            own = [one for one in found if one is not UNKNOWN]
-            if not own or any(one != value for one in own):
+            # The command that started the run, with resume= added, names nothing new.
+            given = override.input_line in recorded.overrides
+            value = OmegaConf.select(cfg, key)
+            if not given and OmegaConf.select(node, key, default=UNKNOWN) != value:
                 raise ConfigError(
                     key, "is fixed once a run has begun; leave it out, or start a new run"
                 )
-            continue  # the command that started the run, with resume= added
+            continue
         OmegaConf.update(node, key, OmegaConf.select(cfg, key), merge=False)
-    given = {unit: cfg.budget[unit] for unit in UNITS}
-    if any(value is not None for value in given.values()):
-        node.budget.update(given)  # in one unit, it replaces the recorded one in another
+    budget = {unit: cfg.budget[unit] for unit in UNITS}
+    if any(value is not None for value in budget.values()):
+        node.budget.update(budget)  # in one unit, it replaces the recorded one in another
     return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)

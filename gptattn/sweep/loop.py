@@ -20,7 +20,7 @@ from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import TUNING, RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
-from gptattn.settings.compose import quote
+from gptattn.settings.layers import quote
 from gptattn.settings.values import check_values
 from gptattn.sweep.design import describe_design
 from gptattn.sweep.jobs import Job, list_jobs, set_seeds

@@ -20,7 +20,7 @@ from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError, ForeignError
 from gptattn.machine.ending import find_own_code
 from gptattn.position.base import Documents
-from gptattn.settings.build import acts_in_heads, build_layer
+from gptattn.settings.build import build_layer
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
 
@@ -91,9 +91,9 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     built at all is left to `build_model`, which says why. Layers that this process has checked are
     not checked again: a sweep asks for each text, budget and optimizer.
     """
-    specs = dict(cfg.attn_of(layer) for layer in range(len(cfg.pattern or [""])))
-    targets = tuple(find_target(group, spec, cfg.allow_targets) for group, spec in specs.items())
-    key = repr((specs, cfg.pattern, cfg.part, cfg.position, cfg.model, cfg.block)), targets
+    kinds = cfg.kinds()
+    targets = tuple(find_target(kind.field, kind.attn, cfg.allow_targets) for kind in kinds)
+    key = repr((kinds, cfg.pattern, cfg.model, cfg.block)), targets
     if key in _notes:
         return _notes[key]
     heads = cfg.model.num_heads
@@ -107,8 +107,7 @@ def check_layers(cfg: TrainConfig) -> list[str]:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             try:
-                encodings, provided = ({} if acts_in_heads(sizes) else None), {}
-                layers = []
+                encodings, provided, layers = {}, {}, []
                 for layer in range(sizes.model.num_layers):
                     layers.append(build_layer(sizes, encodings, provided, layer))
             except Exception:
@@ -141,10 +140,10 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
     """Yield one stack for each kind of layer."""
     known = set()
     for i, layer in enumerate(layers):
-        group, spec = cfg.attn_of(i)
+        chosen = cfg.layer(i)
         state = [sorted(named.values()) for named in (layer.provides(), layer.needs())]
         sizes = [(name, tuple(weight.shape)) for name, weight in layer.state_dict().items()]
-        kind = repr((group, spec, state, sizes))
+        kind = repr((chosen, state, sizes))
         if kind in known:
             continue
         known.add(kind)
@@ -153,9 +152,9 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
             if needed & earlier.provides().keys():
                 members.insert(0, earlier)
                 needed |= earlier.needs().keys()
-        takes = arguments_of(find_target(group, spec, cfg.allow_targets)).types
-        drops = "dropout" in takes and spec.get("dropout", cfg.model.dropout) > 0
-        yield Stack(members, group.partition(".")[0], drops)
+        takes = arguments_of(find_target(chosen.field, chosen.attn, cfg.allow_targets)).types
+        drops = "dropout" in takes and chosen.attn.get("dropout", cfg.model.dropout) > 0
+        yield Stack(members, chosen.field.partition(".")[0], drops)
 
 
 def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:

@@ -17,7 +17,8 @@ def list_hyperparameters(ready: Ready, budget: Budget) -> dict[str, Any]:
     """Return the hyperparameters. TensorBoard needs the same keys and types in every run."""
     cfg = ready.cfg
     # Of each attention, and of each part as `gate.key=value`.
-    specs = {"": cfg.attn, **(cfg.pattern_attn or {}), **cfg.part}
+    layers = {name: layer["attn"] for name, layer in cfg.layers.items()}
+    specs = {"": cfg.attn, **layers, **cfg.part}
     attention = " ".join(
         f"{f'{name}.' * bool(name)}{key}={value}"
         for name, spec in specs.items()

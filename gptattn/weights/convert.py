@@ -59,7 +59,7 @@ def convert_heads(
 
 def describe_mechanism(cfg: TrainConfig) -> tuple[object, ...]:
     """Return the settings of the attention itself, without those that its weights ignore."""
-    return drop_weightless(cfg.attn), cfg.pattern, cfg.pattern_attn
+    return drop_weightless(cfg.attn), cfg.pattern, cfg.layers
 
 
 def describe_layers(cfg: TrainConfig) -> tuple[object, ...]:
@@ -141,7 +141,7 @@ def names_in_heads(attention: HasHeads) -> set[str]:
 def check_heads(model: GPT, cfg: TrainConfig) -> None:
     """Raise ConfigError for a layer without heads, under the name that the settings give it."""
     for layer, block in enumerate(model.layers()):
-        group, _ = cfg.attn_of(layer)
+        group = cfg.layer(layer).field
         name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
         try:
             heads_of(block.attention, name)

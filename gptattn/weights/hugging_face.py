@@ -15,8 +15,8 @@ from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model
-from gptattn.settings.compose import quote
 from gptattn.settings.config import TrainConfig
+from gptattn.settings.layers import quote
 from gptattn.weights.convert import check_heads, convert, describe_model, heads_of
 from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 

@@ -44,8 +44,8 @@ def test_a_setting_reaches_the_layers_of_a_pattern_that_have_it(tmp_path, capfd)
     pattern = ("pattern=[sliding,gated_deltanet]", "model.num_layers=2")
     own = ("attn.window=8", "attn.conv_size=3")
     run = train(tmp_path, *pattern, *own)
-    layers = config(run)["pattern_attn"]
-    plain = settings([*pattern]).pattern_attn
+    layers = {name: one["attn"] for name, one in config(run)["layers"].items()}
+    plain = {name: one["attn"] for name, one in settings([*pattern]).layers.items()}
     assert layers["sliding"] == plain["sliding"] | {"window": 8}
     assert layers["gated_deltanet"] == plain["gated_deltanet"] | {"conv_size": 3}
     named = name_run(settings([*pattern, *own]), own)
@@ -59,5 +59,5 @@ def test_a_setting_reaches_the_layers_of_a_pattern_that_have_it(tmp_path, capfd)
 def test_a_setting_reaches_a_layer_whose_constructor_takes_it():
     # Neither file has qkv_bias, which model.qkv_bias fills otherwise.
     cfg = settings(["pattern=[gqa,mha]", "attn.qkv_bias=false", "attn.num_kv_heads=1"])
-    assert [spec["qkv_bias"] for spec in cfg.pattern_attn.values()] == [False, False]
-    assert ["num_kv_heads" in spec for spec in cfg.pattern_attn.values()] == [True, False]
+    assert [one["attn"]["qkv_bias"] for one in cfg.layers.values()] == [False, False]
+    assert ["num_kv_heads" in one["attn"] for one in cfg.layers.values()] == [True, False]

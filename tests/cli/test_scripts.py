@@ -93,7 +93,7 @@ def test_settings_that_a_conversion_changes_are_printed_and_recorded(
     found = re.search("^attention settings that change: (.*)$", out, re.MULTILINE)
     assert (found and found[1]) == said
     record = config(tmp_path / "b")
-    assert (record["pattern"], record["pattern_attn"]) == (None, None)
+    assert (record["pattern"], record["layers"]) == (None, {})
     assert record["choices"]["attn"] == to[0].removeprefix("to=")
     assert record["part"].keys() == ({"qk_norm", "gate"} if said is None else set())
 

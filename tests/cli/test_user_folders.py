@@ -29,8 +29,8 @@ def test_a_pattern_and_match_to_read_the_file_that_attn_reads(tmp_path):
     plain = read(own, ["attn=own"]).attn
     assert plain["scale"] == 0.5
     assert read(own, ["pattern=[own]"]).attn == plain
-    layers = read(own, ["pattern=[own,mha]"]).pattern_attn
-    assert layers["own"] == plain
+    layers = read(own, ["pattern=[own,mha]"]).layers
+    assert layers["own"] == {"attn": plain}
     matched = read(own, ["match_to=own", "match=params", "attn=mha"])
     assert matched.match_attn == plain
 

@@ -119,7 +119,7 @@ def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None
     configs: dict[str, dict[str, Any]] = {
         "mha": {"part": {}, "pattern": None},
         "mha+gate": {"part": {"gate": {"_target_": "Gate", "wide": True}}},
-        "gqa,mqa": {"pattern": ["gqa", "mqa"], "pattern_attn": {"gqa": {"num_kv_heads": 2}}},
+        "gqa,mqa": {"pattern": ["gqa", "mqa"], "layers": {"gqa": {"attn": {"num_kv_heads": 2}}}},
     }
     for variant, config in configs.items():
         write_run(tmp_path / variant, variant, 1, 2.0, config=config)

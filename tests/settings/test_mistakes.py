@@ -99,7 +99,7 @@ MISTAKES = {
     "pattern=[gqa,mq]": r"pattern: 'mq' is not in conf/attn; did you mean mqa",
     "pattern=[null,gqa]": r"pattern\[0\]: .* NoneType is not a subclass of str",
     "pattern=[gqa,mqa,mha]": (
-        r"pattern: 3 names do not fit model.num_layers=2, .*; give as many as one of \[1, 2\]"
+        r"pattern: the 3 layers of gqa,mqa,mha do not fit model.num_layers=2; give model.num_l"
     ),
     "pattern=[]": r"pattern: is empty",
     "pattern=gqa": r"pattern: is not a list; write pattern=\[a,b\]",

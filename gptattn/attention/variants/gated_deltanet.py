@@ -37,7 +37,8 @@ class GatedDeltaNet(Attention):
 
     Queries and keys have `expand_k` times d_out channels, values and gate `expand_v` times. With
     1 and 1, heads are as large as in the model's other attentions: 5 d^2 + 2 d H weights, and
-    3 d conv_size + 2 H + D small ones. The authors' code has 0.75 and 1.5, thus 6 d^2. It needs
+    3 d conv_size + 2 H + D small ones. The authors' code has 0.75 and 1.5, thus 6 d^2. Queries and
+    keys of a head serve `value_heads` heads of values, each with a state; 2 in Qwen3-Next. It needs
     no position, and it has no dropout, as in the paper. `conv_size` None or 0: no convolutions.
     Raises ValueError for impossible sizes.
 
@@ -57,12 +58,15 @@ class GatedDeltaNet(Attention):
         conv_size: int | None = 4,
         expand_k: float = 1.0,
         expand_v: float = 1.0,
+        value_heads: int = 1,
         chunk: int = 64,
         norm_eps: float = 1e-5,
         out_bias: bool = True,
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_heads, 0.0)
+        if value_heads < 1:
+            raise ValueError(f"value_heads={value_heads} must be 1 or more for each key head")
         conv_size = conv_size or 0
         if conv_size < 0:
             raise ValueError(
@@ -79,16 +83,17 @@ class GatedDeltaNet(Attention):
         self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
         self.key_size = _size("expand_k", expand_k, d_out // num_heads)
         self.value_size = _size("expand_v", expand_v, d_out // num_heads)
-        keys, values = num_heads * self.key_size, num_heads * self.value_size
+        states = self.states = num_heads * value_heads
+        keys, values = num_heads * self.key_size, states * self.value_size
         self.channels = (keys, keys, values)
         self.W_query, self.W_key = (Linear(d_in, keys, bias=False) for _ in range(2))
         self.W_value, self.W_gate = (Linear(d_in, values, bias=False) for _ in range(2))
-        self.W_decay, self.W_beta = (Linear(d_in, num_heads, bias=False) for _ in range(2))
+        self.W_decay, self.W_beta = (Linear(d_in, states, bias=False) for _ in range(2))
         self.conv = ShortConvolution(sum(self.channels), conv_size) if conv_size else None
         # exp(a_log) from 0 to 16; at 0 itself the logarithm would be infinite.
-        self.a_log_H = nn.Parameter(torch.empty(num_heads).uniform_(0.01, 16).log())
+        self.a_log_H = nn.Parameter(torch.empty(states).uniform_(0.01, 16).log())
         low, high = map(math.log, STEPS)
-        step_H = torch.empty(num_heads).uniform_(low, high).exp()
+        step_H = torch.empty(states).uniform_(low, high).exp()
         self.decay_bias_H = nn.Parameter(step_H.expm1().log())  # softplus of it is step_H
         self.gain_V = nn.Parameter(torch.ones(self.value_size))
         self.out_proj = Linear(values, d_out, bias=out_bias)
@@ -117,7 +122,11 @@ class GatedDeltaNet(Attention):
                 g_BHT, beta_BHT = g_BHT * there.mT, beta_BHT * there.mT
             q_BHTD = _unit(split_heads(q.to(wide), self.num_heads)) * self.key_size**-0.5
             k_BHTD = _unit(split_heads(k.to(wide), self.num_heads))
-            v_BHTV = split_heads(v.to(wide), self.num_heads)
+            v_BHTV = split_heads(v.to(wide), self.states)
+            if self.states > self.num_heads:  # value heads that share queries and keys
+                q_BHTD, k_BHTD = (
+                    x.repeat_interleave(self.states // self.num_heads, 1) for x in (q_BHTD, k_BHTD)
+                )
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
             if s_BHDV is not None and x_BTE.shape[1] == 1:
                 y_BHV, after = step(*(x.squeeze(2) for x in inputs), s_BHDV=s_BHDV)
@@ -131,7 +140,7 @@ class GatedDeltaNet(Attention):
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         w = self.W_query.weight
-        wide, H = torch.promote_types(w.dtype, torch.float32), self.num_heads
+        wide, H = torch.promote_types(w.dtype, torch.float32), self.states
         tensors = {"state": w.new_zeros(batch, H, self.key_size, self.value_size, dtype=wide)}
         if self.conv is not None:  # the inputs that its next outputs need
             tensors["tail"] = w.new_zeros(batch, self.conv.size - 1, sum(self.channels))
@@ -141,7 +150,7 @@ class GatedDeltaNet(Attention):
         D, V = self.key_size, self.value_size
         if T == 1 < S:
             # `step`: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
-            return 7 * self.num_heads * D * V
+            return 7 * self.states * D * V
         N = -(-T // self.chunk)  # `chunked`: its products and its solve
         C = -(-T // N)
         width = V + D  # columns of u
@@ -149,7 +158,7 @@ class GatedDeltaNet(Attention):
         solve = C * (C - 1) * width
         within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
         carried = 2 * D * D * V + 2 * C * D * V
-        return self.num_heads * N * (scores + solve + within + carried)
+        return self.states * N * (scores + solve + within + carried)
 
 
 def _unit(x: Tensor) -> Tensor:

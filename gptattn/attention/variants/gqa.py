@@ -13,8 +13,9 @@ from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_hea
 class GroupedQueryAttention(HasHeads, SoftmaxAttention):
     """Groups of R = num_heads / num_kv_heads query heads share one head of keys and values.
 
-    x [B, T, d_in] -> y [B, T, d_out]. The cache holds num_kv_heads heads. Raises ValueError where
-    num_heads does not divide d_out, or num_kv_heads does not divide num_heads.
+    x [B, T, d_in] -> y [B, T, d_out]. The cache holds num_kv_heads heads. `head_dim` None: d_out /
+    num_heads. Raises ValueError where num_heads does not divide d_out, or num_kv_heads does not
+    divide num_heads.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2; num_kv_heads=1: Shazeer 2019,
     arXiv:1911.02150, sec. 3.
@@ -31,14 +32,16 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
         qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
+        head_dim: int | None = None,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
+        sizes = d_in, d_out, context_length, num_heads, num_kv_heads
+        super().__init__(*sizes, head_dim=head_dim, **common)
         # Built in the tutorials' order, so that the same seed gives the same numbers.
         self.W_query = Linear(d_in, num_heads * self.head_dim, bias=qkv_bias)
         self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
-        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
+        self.out_proj = self.project_out(out_proj, out_bias)
 
     def project(self, x_BTE: Tensor) -> Heads:
         q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)

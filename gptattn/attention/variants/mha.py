@@ -13,7 +13,8 @@ from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_hea
 class MultiHeadAttention(HasHeads, SoftmaxAttention):
     """One projection each for queries, keys and values, split into H heads.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Raises ValueError where num_heads does not divide d_out.
+    x [B, T, d_in] -> y [B, T, d_out]. `head_dim` None: d_out / num_heads. Raises ValueError where
+    num_heads does not divide d_out.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
     """
@@ -28,14 +29,17 @@ class MultiHeadAttention(HasHeads, SoftmaxAttention):
         qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
+        head_dim: int | None = None,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+        sizes = d_in, d_out, context_length, num_heads, num_heads
+        super().__init__(*sizes, head_dim=head_dim, **common)
         # Built in the tutorials' order, so that the same seed gives the same numbers.
-        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = Linear(d_in, d_out, bias=qkv_bias)
-        self.W_value = Linear(d_in, d_out, bias=qkv_bias)
-        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
+        width = num_heads * self.head_dim
+        self.W_query = Linear(d_in, width, bias=qkv_bias)
+        self.W_key = Linear(d_in, width, bias=qkv_bias)
+        self.W_value = Linear(d_in, width, bias=qkv_bias)
+        self.out_proj = self.project_out(out_proj, out_bias)
 
     def project(self, x_BTE: Tensor) -> Heads:
         q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)

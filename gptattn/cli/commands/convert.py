@@ -112,7 +112,7 @@ def make_target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> 
                 f"to.{name}", f"{text!r} cannot be read; give a plain value"
             ) from None
     choices = cfg.choices | {"attn": to}
-    return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
+    return replace(cfg, attn=spec, choices=choices, pattern=None, layers={})
 
 
 def list_changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
@@ -121,7 +121,7 @@ def list_changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
     The class and the number of key/value heads are not included: they are the target's kind.
     """
     lines = [] if old.pattern is None else [f"pattern [{','.join(old.pattern)}] -> null"]
-    layers = {f"{layer}.": spec for layer, spec in (old.pattern_attn or {}).items()}
+    layers = {f"{name}.": layer["attn"] for name, layer in old.layers.items()}
     for dot, spec in (layers or {"": old.attn}).items():
         for name in dict.fromkeys([*spec, *new.attn]):
             before, after = spec.get(name), new.attn.get(name)

@@ -1,0 +1,143 @@
+"""From `pattern`, `layers` and the files that they name to the settings of each kind of layer."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra import compose
+from hydra.errors import MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+
+from gptattn.errors import ConfigError
+from gptattn.settings.config import Settings, Spec
+from gptattn.settings.construct import arguments_of, find_target
+from gptattn.settings.values import suggest
+
+GROUPS = {"attn": "attention", "position": "position", "part": "parts"}  # of a layer
+FEWEST_TOKENS = 8  # of a window that shrinks with the context
+
+
+def read_files(field: str, choices: Mapping[str, str], given: Sequence[str]) -> dict[str, Any]:
+    """Return what the chosen files set, for a model of the given settings.
+
+    `choices`: config group -> what to choose, in Hydra's grammar; `given`: the other overrides.
+    Raises ConfigError, naming `field`, for a name that is no file.
+    """
+    others = [o for o in given if not re.match(rf"[+~]*({'|'.join(choices)})\b", o)]
+    try:
+        node = compose("train", [*others, *(f"{group}={name}" for group, name in choices.items())])
+    except MissingConfigException as error:
+        group, _, name = str(error.missing_cfg_file).partition("/")
+        known = suggest(name, error.options or [])
+        raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
+    return {group: OmegaConf.to_container(node[group], resolve=True) for group in choices}
+
+
+def read_layers(
+    command: Settings, keys: Sequence[str], given: Sequence[str], allow_targets: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of each name in the pattern: a layer of `layers`, or a file in conf/attn.
+
+    `keys`: the names of all settings on the command line. What is given for all layers, such as
+    `attn.window`, reaches those that have it: where it is null in some only the others, and where
+    no file has it those whose constructor takes it. Raises ConfigError, naming the setting.
+    """
+    assert command.pattern is not None
+    shown = f"pattern=[{','.join(command.pattern)}]"
+    for name in command.layers:
+        if name not in command.pattern:
+            raise ConfigError(
+                f"layers.{name}", f"is not in {shown}; {suggest(name, command.pattern)}"
+            )
+    names = dict.fromkeys(command.pattern)
+    layers = {name: _read_layer(name, command.layers.get(name), given) for name in names}
+    for group in ("attn", "position"):
+        if group in keys and all(group in layer for layer in layers.values()):
+            raise ConfigError(
+                group,
+                f"cannot be combined with {shown}, which names each layer's {GROUPS[group]}; leave "
+                "one of them out",
+            )
+    for key in keys:
+        group, _, setting = key.partition(".")
+        if group not in GROUPS or not setting:
+            continue
+        part, _, setting = setting.partition(".") if group == "part" else ("", "", setting)
+        setting = setting.partition(".")[0]
+        specs = {
+            name: spec
+            for name, layer in layers.items()
+            if (spec := layer.get(group, {}).get(part) if part else layer.get(group))
+        }
+        if not specs:  # it is the model's
+            continue
+        having = [spec for spec in specs.values() if spec.get(setting) is not None]
+        for name, spec in specs.items() if not having else ():
+            takes = arguments_of(find_target(f"pattern.{name}", spec, allow_targets))
+            having += [spec] * (setting in spec or setting in takes.types or takes.others)
+        if not having:
+            own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
+            known = [f"{name} has {', '.join(names)}" for name, names in own.items()]
+            kind = "attention" if group == "attn" else group
+            raise ConfigError(key, f"no {kind} in {shown} has it; {'; '.join(known)}")
+        value = getattr(command, group)
+        for spec in having:
+            spec[setting] = value[part][setting] if part else value[setting]
+    return layers
+
+
+def _read_layer(name: str, written: Any, given: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a layer as it is written in `layers`; None: of a file in conf/attn."""
+    if written is None:
+        return read_files("pattern", {"attn": quote(name)}, given)
+    field = f"layers.{name}"
+    if not isinstance(written, dict) or "attn" not in written:
+        raise ConfigError(field, "has no attention; give {attn: gqa}, for example")
+    chosen: dict[str, dict[str, Spec]] = {}
+    for group, choice in written.items():
+        if group not in GROUPS:
+            raise ConfigError(f"{field}.{group}", f"is no setting; {suggest(group, GROUPS)}")
+        names = choice if isinstance(choice, dict | list) else [choice]
+        chosen[group] = {
+            str(one): (choice[one] or {}) if isinstance(choice, dict) else {} for one in names
+        }
+        if group != "part" and len(chosen[group]) != 1:
+            raise ConfigError(f"{field}.{group}", f"takes one name, not {choice}")
+    grammar = {
+        group: f"[{','.join(map(quote, own))}]" if group == "part" else quote(next(iter(own)))
+        for group, own in chosen.items()
+    }
+    found = read_files(field, grammar, given)
+    for group, own in chosen.items():
+        for one, settings in own.items():
+            spec = found[group][one] if group == "part" else found[group]
+            spec.update(settings)
+    return found
+
+
+def quote(value: str) -> str:
+    """Quote a value for Hydra's override grammar."""
+    # Hydra reads two backslashes as one only before a quote and at the end: double them there.
+    escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+# How a recipe's numbers shrink with the model, in YAML as ${kv_heads:8} and ${tokens:128,4096}.
+
+
+def choose_kv_heads(group: int, _root_: DictConfig) -> int:
+    """Return the key/value heads of groups of at most so many query heads; 2 or more, if it can."""
+    heads = _root_.model.num_heads
+    divisors = [n for n in range(min(2, heads), heads + 1) if heads % n == 0]
+    return next(n for n in divisors if heads // n <= group)
+
+
+def scale_tokens(tokens: int, context: int, _root_: DictConfig) -> int:
+    """Return as large a share of the model's context as `tokens` are of `context`, 8 at least."""
+    length = _root_.model.context_length
+    return min(length, max(FEWEST_TOKENS, math.ceil(tokens * length / context)))
+
+
+OmegaConf.register_new_resolver("kv_heads", choose_kv_heads, replace=True)
+OmegaConf.register_new_resolver("tokens", scale_tokens, replace=True)
