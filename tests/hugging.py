@@ -55,9 +55,11 @@ def ours(position: HeadPosition | None, **settings: Any) -> GroupedQueryAttentio
     return GroupedQueryAttention(E, E, T, H, num_kv_heads=G, position=position, **settings).double()
 
 
-def mask(config: PreTrainedConfig, window: bool = False) -> Tensor:
-    """The mask that transformers' model passes to its layers: causal, or with its window."""
-    make = masking_utils.create_causal_mask
+def mask(
+    config: PreTrainedConfig, window: bool = False, make: Callable[..., Any] | None = None
+) -> Tensor:
+    """The mask that transformers' model passes to its layers: causal, with a window, or made so."""
+    make = make or masking_utils.create_causal_mask
     if window:
         make = masking_utils.create_sliding_window_causal_mask
     made = make(config, torch.zeros(B, T, E).double(), None, None, allow_is_causal_skip=False)

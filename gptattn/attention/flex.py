@@ -18,9 +18,11 @@ from gptattn.position.base import Documents, Positions
 
 
 def check_flex(rule: Rule, dropout: float) -> None:
-    """Raise ValueError for what FlexAttention lacks: a bias from a function, and dropout."""
+    """Raise ValueError for what this lacks: a bias from a function, chunks, and dropout."""
     if rule.bias is not None:
         raise ValueError("backend=flex takes no bias from a function; use sdpa")
+    if rule.chunk is not None:
+        raise ValueError(f"backend=flex takes no chunk={rule.chunk}; use sdpa")
     if dropout > 0:
         raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
 

@@ -86,13 +86,14 @@ class Rule:
     starts with the field.
 
     window: number of keys that a query sees, its own included: i - window < j <= i.
+    chunk: a query only sees keys of its own chunk of so many positions: i // chunk = j // chunk.
     decay: a bias that is a difference of one number per query and one per key; see `Decay`.
     bias: may use tensors of its layer from a closure; they get their gradients.
     sink_H: one logit per head that takes part in the softmax but has no value, so its share of the
     weight is lost. It is neither scaled nor capped.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1; window: Beltagy et al. 2020,
-    arXiv:2004.05150; soft cap: Gemma 2, arXiv:2408.00118; sink: gpt-oss 2025.
+    arXiv:2004.05150; chunk: Llama 4 2025; soft cap: Gemma 2, arXiv:2408.00118; sink: gpt-oss 2025.
     """
 
     scale: float
@@ -101,6 +102,7 @@ class Rule:
     bias: Bias | None = None
     sink_H: Tensor | None = None
     decay: Decay | None = None
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
@@ -165,13 +167,16 @@ def visible(rule: Rule, query: Span, key: Span) -> Tensor | None:
     """Return a mask [B or 1, 1, T, S]: True where the query sees the key; None: all is seen."""
     count = key.where.stop - key.where.start
     is_only_query = query.where.stop == 1
-    if is_only_query and are_newest(query, key) and (rule.window is None or count <= rule.window):
+    fits = rule.chunk is None and (rule.window is None or count <= rule.window)
+    if is_only_query and are_newest(query, key) and fits:
         return None
     # A key without a token (position -1) moves behind every query, so none sees it.
     k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)
     seen = k_pos <= query.pos
     if rule.window is not None:
         seen = seen & (k_pos > query.pos - rule.window)
+    if rule.chunk is not None:
+        seen = seen & (k_pos // rule.chunk == query.pos // rule.chunk)
     if query.document is None or key.document is None:
         return seen
     return seen & (query.document == key.document)

@@ -27,6 +27,7 @@ class Common(TypedDict, total=False):
     dropout: float
     scale: float | None
     window: float | None
+    chunk: int | None
     backend: Backend
     position: HeadPosition | None
 
@@ -52,7 +53,8 @@ class SoftmaxAttention(Attention):
 
     x [B, T, d_in] -> y [B, T, d_out]. `dropout` acts on the weights. `scale` multiplies the scores;
     None: head_dim ** -0.5. `window` is in tokens, its own included, or a share of the context below
-    1; None: all. Raises ValueError for impossible sizes.
+    1; None: all. `chunk` in its place: of the tokens, each chunk of so many sees itself alone.
+    Raises ValueError for impossible sizes.
     """
 
     keeps_documents: ClassVar[bool] = True
@@ -73,6 +75,7 @@ class SoftmaxAttention(Attention):
         dropout: float = 0.0,
         scale: float | None = None,
         window: float | None = None,
+        chunk: int | None = None,
         backend: Backend = "sdpa",
         position: HeadPosition | None = None,
         head_dim: int | None = None,
@@ -88,8 +91,14 @@ class SoftmaxAttention(Attention):
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads if head_dim is None else head_dim
-        self.window = window_of(window, context_length)
-        self._plain = Rule(self.head_dim**-0.5 if scale is None else scale, self.window)
+        if chunk is not None and not 1 <= chunk <= context_length:
+            raise ValueError(f"chunk={chunk} does not fit context_length={context_length}")
+        if chunk is not None and window is not None:
+            raise ValueError(f"chunk={chunk} cannot be combined with a window; give null for one")
+        # No token of an earlier chunk is needed again, so the cache is a window's.
+        self.window = window_of(window, context_length) if chunk is None else chunk
+        scale = self.head_dim**-0.5 if scale is None else scale
+        self._plain = Rule(scale, self.window, chunk=chunk)
         if backend == "flex":
             check_flex(self._plain, dropout)
         self.scale = self._plain.scale
@@ -211,7 +220,7 @@ class SoftmaxAttention(Attention):
         return held["k"]
 
     def flops(self, T: int, S: int) -> int:
-        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule().window)
+        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule())
 
     def kept(self) -> dict[str, Entry]:
         """Return all that the cache keeps of each token, by name, parts' entries included."""
@@ -261,12 +270,15 @@ def split_heads(x_BTX: Tensor, heads: int) -> Tensor:
     return x_BTX.unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def seen_pairs(T: int, S: int, window: int | None) -> int:
+def seen_pairs(T: int, S: int, rule: Rule) -> int:
     """Count the pairs of a query and a key that it sees in one causal head.
 
-    The T queries are the last of S tokens; `window` is as in `Rule`.
+    The T queries are the last of S tokens.
     """
-    return sum(s if window is None else min(s, window) for s in range(S - T + 1, S + 1))
+    seen = range(S - T + 1, S + 1)
+    if rule.chunk is not None:
+        return sum((s - 1) % rule.chunk + 1 for s in seen)
+    return sum(s if rule.window is None else min(s, rule.window) for s in seen)
 
 
 def wide_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

@@ -28,7 +28,8 @@ from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import REMOVED, build_dataclass, check_choice
 
-OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
+# Their constructors, or `layers.py`, check the keys.
+OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger")
 
 
 @dataclass

@@ -53,6 +53,8 @@ def loops(
                 for s, j in enumerate(rows(k_pos)[b]):
                     if j < 0 or j > i or (rule.window is not None and j <= i - rule.window):
                         continue
+                    if rule.chunk is not None and i // rule.chunk != j // rule.chunk:
+                        continue
                     score = q[b, h, t] @ k[b, g, s] * rule.scale
                     if rule.softcap is not None:
                         score = rule.softcap * (score / rule.softcap).tanh()
@@ -86,6 +88,7 @@ PLACES: dict[str, tuple[Positions, Positions]] = {
 RULES = {
     "plain": {},
     "window": {"window": 3},
+    "chunk": {"window": 3, "chunk": 3},
     "soft cap": {"softcap": 0.7},
     "sink": {"sink_H": draw(H)},
     "all": {"window": 3, "softcap": 0.7, "sink_H": draw(H)},
@@ -144,6 +147,9 @@ LONG = {
     "window": Rule(0.4, window=200),
     "window within a block": Rule(0.4, window=9),
     "window of all": Rule(0.4, window=300),
+    "chunks": Rule(0.4, window=200, chunk=200),
+    "chunks within a block": Rule(0.4, window=9, chunk=9),
+    "chunks of all": Rule(0.4, window=300, chunk=300),
     "soft cap": Rule(0.4, softcap=0.8),
     "bias": Rule(0.4, bias=alibi),
     "sink": Rule(0.4, sink_H=torch.linspace(-1, 1, H, dtype=torch.float64)),

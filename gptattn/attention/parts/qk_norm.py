@@ -18,17 +18,22 @@ class QKNorm(Part):
     q becomes gain_D * q / sqrt(mean(q^2) + eps), and so does k with a gain of its own. All heads
     share the two gains: 2 * D parameters; a layer without keys of its own (num_kv_heads=0) has the
     first alone. over=width takes the mean over all heads together, as OLMo 2 does: (H + G) * D
-    parameters. Raises ValueError for an eps that is not positive.
+    parameters. gain=False leaves the gains out, as Llama 4 does. Raises ValueError for an eps that
+    is not positive.
 
     Source: Dehghani et al. 2023, arXiv:2302.05442, sec. 2 (with LayerNorm); per head with RMSNorm
     as in Qwen3, arXiv:2505.09388, sec. 2; over the width: OLMo 2, arXiv:2501.00656, sec. 3.3.
     """
+
+    q_gain_D: Tensor
+    k_gain_D: Tensor | None
 
     def __init__(
         self,
         head_dim: int,
         eps: float = 1e-6,
         over: Over = "head",
+        gain: bool = True,
         num_heads: int = 1,
         num_kv_heads: int = 1,
     ) -> None:
@@ -40,8 +45,11 @@ class QKNorm(Part):
         self.eps = eps
         wide = over == "width"
         q_size, k_size = (head_dim * (n if wide else 1) for n in (num_heads, num_kv_heads))
-        self.q_gain_D = nn.Parameter(torch.ones(q_size))
-        self.k_gain_D = nn.Parameter(torch.ones(k_size)) if num_kv_heads else None
+        for name, size in (("q_gain_D", q_size), ("k_gain_D", k_size)):
+            if gain:
+                self.register_parameter(name, nn.Parameter(torch.ones(size)) if size else None)
+            else:
+                self.register_buffer(name, torch.ones(size) if size else None, persistent=False)
 
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared

@@ -137,7 +137,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
 
     def flops(self, T: int, S: int) -> int:
         C, D, P = self.kv_rank, self.head_dim, self.rope_dim
-        pairs = self.num_heads * seen_pairs(T, S, self.rule().window)
+        pairs = self.num_heads * seen_pairs(T, S, self.rule())
         if self.absorbs(T, S):
             return 2 * 2 * (C + P) * pairs
         # The weights' own count covers keys and values of T tokens; the cached ones are recomputed.

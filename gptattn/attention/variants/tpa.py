@@ -121,6 +121,6 @@ class TensorProductAttention(SoftmaxAttention):
         C_q, C_k, C_v = self.ranks
         queries = 2 * T * self.d_out * C_q
         if T == 1 < S:  # sums over the factors themselves
-            pairs = seen_pairs(T, S, self.rule().window)
+            pairs = seen_pairs(T, S, self.rule())
             return queries + 2 * (self.d_out + self.num_heads) * (C_k + C_v) * pairs
         return super().flops(T, S) + queries + 2 * S * self.d_out * (C_k + C_v)

@@ -1,0 +1,317 @@
+"""Each recipe is its release: transformers' own attentions, with our weights, give our numbers."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from hugging import SIZES, B, H, Pair, T, mask, projections, rope, widen
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+from transformers.masking_utils import create_chunked_causal_mask
+
+from gptattn.attention.base import Attention, Shared
+from gptattn.attention.variants.differential import EPS, DifferentialAttention
+from gptattn.attention.variants.gated_deltanet import GatedDeltaNet
+from gptattn.attention.variants.mla import MultiHeadLatentAttention
+from gptattn.settings.build import build_layer
+from gptattn.settings.compose import settings
+from gptattn.settings.config import CONF
+
+D = 8  # half and a quarter of it are even
+E = H * D
+LOCAL, FULL = "sliding_attention", "full_attention"
+# Recipe -> transformers' module, the name that its classes begin with, and the settings of the
+# release at these sizes: 6 heads, 11 tokens, so that a window has 8.
+RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gpt2": (
+        "gpt2",
+        "GPT2",
+        {"n_embd": E, "n_head": H, "n_positions": T, "attn_pdrop": 0.0, "resid_pdrop": 0.0},
+    ),
+    "llama3": ("llama", "Llama", {"num_key_value_heads": 2, "rope_parameters": rope(5e5)}),
+    "mistral": (
+        "mistral",
+        "Mistral",
+        {"num_key_value_heads": 2, "sliding_window": 8, "rope_parameters": rope(1e4)},
+    ),
+    "qwen3": ("qwen3", "Qwen3", {"num_key_value_heads": 2, "rope_parameters": rope(1e6)}),
+    "olmo3": (
+        "olmo3",
+        "Olmo3",
+        {
+            "num_key_value_heads": H,
+            "sliding_window": 8,
+            "rms_norm_eps": 1e-6,
+            "rope_parameters": {LOCAL: rope(5e5), FULL: rope(5e5)},
+        },
+    ),
+    "glm4": (
+        "glm4",
+        "Glm4",
+        {
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "rope_parameters": rope(1e4, partial_rotary_factor=0.5),
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        "Gemma2",
+        {
+            "num_key_value_heads": 3,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": D,
+            "attn_logit_softcapping": 50.0,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3Text",
+        {
+            "num_key_value_heads": 3,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": D,
+            "rope_parameters": {LOCAL: rope(1e4), FULL: rope(1e6)},
+        },
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        "GptOss",
+        {"num_key_value_heads": 2, "sliding_window": 8, "rope_parameters": rope(1.5e5)},
+    ),
+    "smollm3": ("smollm3", "SmolLM3", {"num_key_value_heads": 2, "rope_parameters": rope(2e6)}),
+    "exaone4": (
+        "exaone4",
+        "Exaone4",
+        {
+            "num_key_value_heads": 2,
+            "sliding_window": 8,
+            "sliding_window_pattern": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": rope(1e6),
+        },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        "DeepseekV3",
+        {
+            "num_key_value_heads": H,
+            "head_dim": 4,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_nope_head_dim": D,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": D,
+            "rope_parameters": rope(1e4),
+        },
+    ),
+    "llama4": (
+        "llama4",
+        "Llama4Text",
+        {
+            "num_key_value_heads": 2,
+            "attention_chunk_size": 8,
+            "floor_scale": 8,
+            "rope_parameters": rope(5e5),
+        },
+    ),
+    "diffllama": (
+        "diffllama",
+        "DiffLlama",
+        {"num_key_value_heads": H, "rms_norm_eps": EPS, "rope_parameters": rope(1e4)},
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        "Qwen3Next",
+        {
+            "num_key_value_heads": 2,
+            "linear_num_key_heads": H,
+            "linear_num_value_heads": 2 * H,
+            "linear_key_head_dim": D,
+            "linear_value_head_dim": D,
+            "rope_parameters": rope(1e7, partial_rotary_factor=0.25),
+        },
+    ),
+}
+
+
+def build(recipe: str, *overrides: str) -> list[Attention]:
+    """The attentions of one round, in float64 and with noise on every parameter."""
+    sizes = [f"model.d_model={E}", f"model.num_heads={H}", f"model.context_length={T}"]
+    cfg, encodings, provided = settings([f"recipe={recipe}", *sizes, *overrides]), {}, {}
+    assert cfg.pattern is not None
+    layers = [build_layer(cfg, encodings, provided, i).double() for i in range(len(cfg.pattern))]
+    with torch.no_grad():
+        for parameter in nn.ModuleList(layers).parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return layers
+
+
+def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
+    """Where each of our parameters lies in theirs."""
+    if recipe == "gpt2":
+        joint, out = theirs.c_attn, theirs.c_proj
+        found = [Pair(mine.out_proj.weight, out.weight, lambda w: w.T)]
+        found.append(Pair(mine.out_proj.bias, out.bias))
+        for i, one in enumerate((mine.W_query, mine.W_key, mine.W_value)):
+            found.append(Pair(one.weight, joint.weight, lambda w, i=i: w.T[i * E : (i + 1) * E]))
+            found.append(Pair(one.bias, joint.bias, lambda b, i=i: b[i * E : (i + 1) * E]))
+        return found
+    if isinstance(mine, MultiHeadLatentAttention):
+        up, C = theirs.kv_b_proj.weight, mine.kv_rank
+        return [
+            Pair(mine.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
+            Pair(mine.latent_norm.weight, theirs.kv_a_layernorm.weight),
+            Pair(mine.W_key.weight, up, lambda w: w.view(H, 2, D, C)[:, 0]),
+            Pair(mine.W_value.weight, up, lambda w: w.view(H, 2, D, C)[:, 1]),
+            Pair(mine.out_proj.weight, theirs.o_proj.weight),
+            Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
+            Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
+            Pair(mine.W_query.weight, theirs.q_b_proj.weight),
+        ]
+    if isinstance(mine, GatedDeltaNet):
+        # Their rows of a key head: D of queries, D of keys, 2 D of values, 2 D of gates.
+        def rows(start: int, size: int) -> Callable[[Tensor], Tensor]:
+            return lambda w: w.unflatten(0, (H, -1))[:, start : start + size]
+
+        assert mine.conv is not None
+        together, small = theirs.in_proj_qkvz.weight, theirs.in_proj_ba.weight
+        return [
+            Pair(mine.W_query.weight, together, rows(0, D)),
+            Pair(mine.W_key.weight, together, rows(D, D)),
+            Pair(mine.W_value.weight, together, rows(2 * D, 2 * D)),
+            Pair(mine.W_gate.weight, together, rows(4 * D, 2 * D)),
+            Pair(mine.W_beta.weight, small, rows(0, 2)),
+            Pair(mine.W_decay.weight, small, rows(2, 2)),
+            Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+            Pair(mine.a_log_H, theirs.A_log),
+            Pair(mine.decay_bias_H, theirs.dt_bias),
+            Pair(mine.gain_V, theirs.norm.weight),
+            Pair(mine.out_proj.weight, theirs.out_proj.weight),
+        ]
+    found = projections(mine, theirs)
+    if isinstance(mine, DifferentialAttention):
+        # The halves of a value are neighbours here, and H / 2 heads apart there.
+        apart = lambda w: w.view(2, H // 2, D, E).transpose(0, 1)  # noqa: E731
+        found = [pair for pair in found if pair.mine is not mine.W_value.weight]
+        found.append(Pair(mine.W_value.weight, theirs.v_proj.weight, apart))
+        found.append(Pair(mine.norm_gain, theirs.groupnorm.weight))
+        for name in ("q1", "k1", "q2", "k2"):
+            own, other = f"lambda_{name}_D", f"lambda_{name}"
+            found.append(Pair(mine.get_parameter(own), theirs.get_parameter(other)))
+        return found
+    parts = getattr(mine, "parts", {})
+    if "qk_norm" in parts and recipe != "llama4":  # whose norm has no gain
+        less = 1.0 if recipe in ("gemma3", "qwen3_next") else 0.0  # their gains are 1 + w
+        for gain, norm in (("q_gain_D", theirs.q_norm), ("k_gain_D", theirs.k_norm)):
+            found.append(Pair(parts["qk_norm"].get_parameter(gain), norm.weight, less=less))
+    if "sink" in parts:
+        found.append(Pair(parts["sink"].sink_H, theirs.sinks))
+    if "gate" in parts:  # theirs holds, head by head, D rows of queries and D of gates
+        found = [pair for pair in found if pair.mine is not mine.W_query.weight]
+        for i, weight in enumerate((mine.W_query.weight, parts["gate"].W_gate.weight)):
+            part = lambda w, i=i: w.view(H, 2, D, E)[:, i]  # noqa: E731
+            found.append(Pair(weight, theirs.q_proj.weight, part))
+    return found
+
+
+def release(
+    recipe: str, layers: int, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> tuple[list[nn.Module], list[Callable[[Tensor], Tensor]]]:
+    """transformers' attentions of one round, and each as a function of x alone."""
+    home, start, own = RELEASES[recipe]
+    modeling = import_module(f"transformers.models.{home}.modeling_{home}")
+    widen(monkeypatch, modeling)
+    make = getattr(import_module("transformers"), f"{start}Config")
+    sizes = SIZES | {"hidden_size": E, "head_dim": D}
+    if recipe == "gpt2":
+        sizes = {"attn_implementation": "eager"}
+    config = make(**(sizes | {"num_hidden_layers": layers} | own | changes))
+    kinds = getattr(config, "layer_types", None) or [FULL] * layers
+    linear = getattr(modeling, f"{start}GatedDeltaNet", None)
+    plain = getattr(modeling, f"{start.replace('3Text', '3')}Attention")
+    turning = getattr(modeling, f"{start.replace('3Text', '3')}RotaryEmbedding", None)
+    turning = turning and turning(config)
+    at, modules, calls = torch.arange(T)[None], [], []
+    for i, kind in enumerate(kinds):
+        if kind == "linear_attention":
+            module = linear(config, layer_idx=i).double()
+            modules.append(module)
+            calls.append(module)
+            continue
+        module = plain(config, layer_idx=i).double()
+        local = kind == LOCAL or recipe == "mistral"
+        by_kind = [kind] if recipe in ("olmo3", "gemma3") else []
+        make = create_chunked_causal_mask if kind == "chunked_attention" else None
+        given = {"attention_mask": mask(config, local, make)}
+        if turning is not None:
+            given["position_embeddings"] = turning(torch.zeros(B, T, E).double(), at, *by_kind)
+        if recipe == "diffllama":  # has no gain: it gets one, as the authors' own code has it
+            module.groupnorm = nn.RMSNorm(2 * D, eps=EPS).double()
+        modules.append(module)
+        calls.append(lambda x, module=module, given=given: module(x, **given)[0])
+    return modules, calls
+
+
+@pytest.mark.parametrize("recipe", RELEASES)
+def test_a_recipe_is_its_release_in_outputs_gradients_and_decoding(recipe, monkeypatch):
+    mine = build(recipe)
+    assert_agreement(mine, *release(recipe, len(mine), monkeypatch), recipe)
+
+
+def test_heads_may_have_a_size_of_their_own(monkeypatch):
+    mine = build("gpt_oss", "attn.head_dim=10")
+    assert_agreement(mine, *release("gpt_oss", 2, monkeypatch, head_dim=10), "gpt_oss")
+
+
+def assert_agreement(
+    mine: list[Attention],
+    theirs: list[nn.Module],
+    calls: list[Callable[[Tensor], Tensor]],
+    recipe: str,
+) -> None:
+    """Copy our weights into theirs, and compare outputs, gradients and decoding."""
+    pairs = []
+    for one, other in zip(mine, theirs, strict=True):
+        pairs += pairs_of(one, other, recipe)
+    assert {id(pair.mine) for pair in pairs} == {id(p) for one in mine for p in one.parameters()}
+    with torch.no_grad():
+        for pair in pairs:
+            place = pair.part(pair.theirs)
+            place.copy_(pair.mine.view_as(place) - pair.less)
+    x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
+    y, expected, shared = x, x, Shared(range(T))
+    for one, call in zip(mine, calls, strict=True):
+        normed = rms_norm(expected, [E])
+        assert_near(one(normed), call(normed))  # by layer, and then all of them
+        y, expected = y + one(rms_norm(y, [E]), None, shared), expected + call(normed)
+    assert_near(y, expected)
+    upstream = torch.randn_like(y)
+    got = torch.autograd.grad(y, [x, *(pair.mine for pair in pairs)], upstream)
+    wanted = torch.autograd.grad(expected, [x, *(pair.theirs for pair in pairs)], upstream)
+    assert_near(got[0], wanted[0])
+    for pair, gradient, other in zip(pairs, got[1:], wanted[1:], strict=True):
+        assert_near(gradient.view_as(pair.part(other)), pair.part(other))
+
+    caches, steps = [one.new_cache(B, T) for one in mine], []
+    with torch.no_grad():
+        for t, token in enumerate(x.split(1, dim=1)):
+            stream, shared = token, Shared(range(t, t + 1))
+            for one, cache in zip(mine, caches, strict=True):
+                stream = stream + one(rms_norm(stream, [E]), cache, shared)
+                cache.advance(1)
+            steps.append(stream)
+    torch.testing.assert_close(torch.cat(steps, 1), expected.detach(), rtol=0, atol=1e-9)
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    """Within 1e-10, as a share of the largest number."""
+    size = max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10 * size)
+
+
+def test_every_recipe_has_a_release():
+    assert {file.stem for file in (CONF / "recipe").glob("*.yaml")} == {*RELEASES}

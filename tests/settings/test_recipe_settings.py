@@ -1,0 +1,99 @@
+"""Recipes as settings: what reaches which layer, how their numbers shrink, and what is refused."""
+
+import pytest
+import torch
+from building import menu
+
+from gptattn.cli.commands.check import check as check_all
+from gptattn.errors import ConfigError
+from gptattn.model.cost import measure_cost
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+
+WIDE = ("model.d_model=128", "model.num_heads=16", "model.context_length=8192")
+
+
+def layers_of(*overrides: str) -> dict:
+    return settings(overrides).layers
+
+
+def test_numbers_shrink_by_one_rule():
+    gemma3 = layers_of("recipe=gemma3", *WIDE)
+    assert gemma3["local"]["attn"]["num_kv_heads"] == 8  # two query heads each
+    assert gemma3["local"]["attn"]["window"] == 1024 * 8192 // 32768
+    assert gemma3["full"]["attn"]["window"] is None
+    # Groups of 16 would leave one head of keys and values; two must remain.
+    assert layers_of("recipe=glm4", *WIDE)["full"]["attn"]["num_kv_heads"] == 2
+    # Groups of at most 8 that divide 12 heads; a window of 3 tokens becomes one of 8.
+    small = layers_of("recipe=gpt_oss", "model.num_heads=12", "model.d_model=96")
+    assert small["local"]["attn"]["num_kv_heads"] == 2
+    assert small["local"]["attn"]["window"] == 8
+    assert layers_of("recipe=llama3", "model.num_heads=1")["full"]["attn"]["num_kv_heads"] == 1
+
+
+def test_what_is_typed_for_all_layers_reaches_those_that_have_it():
+    typed = ("attn.window=5", "attn.backend=reference", "position.base=7", "part.qk_norm.eps=0.5")
+    cfg = settings(["recipe=gemma3", *typed, "part=[gate]", "model.dropout=0.25"])
+    local, full = cfg.layers["local"], cfg.layers["full"]
+    assert (local["attn"]["window"], full["attn"]["window"]) == (5, None)
+    for layer in (local, full):
+        assert layer["attn"]["backend"] == "reference"
+        assert layer["position"]["base"] == 7
+        assert layer["part"]["qk_norm"]["eps"] == 0.5
+    assert (cfg.variant, [*cfg.part], cfg.position) == ("gemma3+gate", ["gate"], {})
+    last = build_model(cfg, 13).layers()[-1].attention
+    assert [*last.parts] == ["gate", "qk_norm"]
+    assert last.dropout == 0.25
+
+
+def test_a_pattern_may_end_within_a_round():
+    model = build_model(settings(["recipe=gemma3", "model.num_layers=7"]), 13)
+    windows = [block.attention.window for block in model.layers()]
+    assert windows == [8] * 5 + [None, 8]
+
+
+def test_layers_can_be_written_on_the_command_line():
+    own = "layers={near:{attn:{gqa:{window:3}},part:[sink]},far:{attn:mha,position:rope}}"
+    cfg = settings(["pattern=[near,far,mqa]", own, "model.num_layers=3", "position=alibi"])
+    near, far, plain = (cfg.layer(i) for i in range(3))
+    assert (near.attn["window"], [*near.part]) == (3, ["sink"])
+    assert [one.position["_target_"].rpartition(".")[2] for one in (near, far, plain)] == [
+        "LinearBias",
+        "RotaryPosition",
+        "LinearBias",
+    ]
+    assert cfg.variant == "near,far,mqa"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("recipe=gemma3 model.num_layers=4", "pattern: the 6 layers of gemma3 do not fit model."),
+        ("recipe=gemma3 attn=mha", "attn: cannot be combined with pattern=[local,local,"),
+        ("recipe=gemma3 position=rope", "position: cannot be combined with pattern=[local,local,"),
+        ("recipe=gemma3 attn.kv_rank=3", "attn.kv_rank: no attention in pattern=[local,"),
+        ("recipe=gema3", "recipe: 'gema3' is unknown; did you mean gemma3?"),
+        ("pattern=[gqa] layers={a:{attn:mha}}", "layers.a: is not in pattern=[gqa]; did you"),
+        ("pattern=[a] layers={a:{part:[sink]}}", "layers.a: has no attention; give {attn: gqa}"),
+        ("pattern=[a] layers={a:{attn:mhaa}}", "layers.a: 'mhaa' is not in conf/attn; did you"),
+        ("pattern=[a] layers={a:{attn:mha,parts:[sink]}}", "layers.a.parts: is no setting; did"),
+        ("pattern=[a] layers={a:{attn:{mha:{},mqa:{}}}}", "layers.a.attn: takes one name, not"),
+    ],
+)
+def test_a_mistake_names_its_field(typed, said):
+    with pytest.raises(ConfigError) as error:
+        settings(typed.split())
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", menu("recipe"))
+def test_two_rounds_of_a_recipe_pass_all_checks_and_its_cache_is_counted(recipe, capsys):
+    layers = len(settings([f"recipe={recipe}"]).pattern or [])
+    rounds = (f"recipe={recipe}", f"model.num_layers={2 * layers}", "model.context_length=96")
+    check_all(rounds)
+    assert f"{recipe} can be compared" in capsys.readouterr().out
+    with torch.device("meta"):
+        model = build_model(settings(rounds), 256)
+    caches = [block.attention.new_cache(1, 96).nbytes for block in model.layers()]
+    assert measure_cost(model).kv_bytes_per_token == sum(caches) / 96
