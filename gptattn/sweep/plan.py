@@ -13,7 +13,15 @@ from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import Provenance, at_step, differences, flat, places, settings_key
+from gptattn.settings.identity import (
+    Provenance,
+    at_step,
+    differences,
+    flat,
+    places,
+    result_settings,
+    settings_key,
+)
 from gptattn.settings.messages import name_typed
 from gptattn.sweep.jobs import VARIANTS, Job
 
@@ -92,6 +100,17 @@ def plan_jobs(
         # first of equal runs stays.
         first = {settings_key(asdict(cfg)): job for job, cfg in reversed(found)}
         found = [(job, cfg) for job, cfg in found if first[settings_key(asdict(cfg))] is job]
+
+    recipes: dict[str, str] = {}  # model -> the first recipe that makes it
+    for job, cfg in found:
+        for recipe in (o.removeprefix("recipe=") for o in job.overrides if o.startswith("recipe=")):
+            layers = [cfg.layer(i)[1:] for i in range(cfg.model.num_layers)]
+            others = asdict(replace(cfg, pattern=None, layers={}, part={}))
+            key = json.dumps([layers, result_settings(flat(others)), cfg.seed], sort_keys=True)
+            other = recipes.setdefault(key, recipe)
+            if other != recipe:
+                same = f"{other} and {recipe} are the same model at this size"
+                raise ConfigError("recipe", f"{same}; leave one of them out")
 
     shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     # Keep only this of each check: the data and weights of many runs would fill the memory.

@@ -52,6 +52,8 @@ class Family:
 
         `tokenizer`: the overrides that choose it.
         """
+        if "recipe" in self.fixed:
+            return settings([*as_overrides({**self.fixed, **values}), *tokenizer])
         chosen: dict[str, Any] = {"attn": "mha", **self.fixed, **values}
         heads = chosen.pop("attn.num_kv_heads", None)
         if heads not in (None, values["model.num_heads"]):
@@ -62,8 +64,10 @@ class Family:
         """Return the name of the tensor in which theirs holds our parameter."""
         module, _, kind = ours.rpartition(".")
         number = re.match(r"blocks\.(\d+)\.", module)
-        name = self.names[module if number is None else f"blocks.N{module[number.end() - 1 :]}"]
-        return f"{name if number is None else name.replace('N', number[1])}.{kind}"
+        key = module if number is None else f"blocks.N{module[number.end() - 1 :]}"
+        alone = self.names.get(f"{key}.{kind}")  # a parameter whose name is another there
+        name = f"{self.names[key]}.{kind}" if alone is None else alone
+        return name if number is None else name.replace("N", number[1])
 
 
 def as_overrides(values: Mapping[str, Any]) -> list[str]:
@@ -77,14 +81,32 @@ def _complete_gpt2(node: dict[str, Any]) -> None:
 
 
 def _complete_llama(node: dict[str, Any]) -> None:
-    """Raise ValueError for heads of another size, and positions that are stretched or partial.
+    """Raise ValueError for heads of another size, and positions that are stretched or partial."""
+    heads, head_dim = node["num_attention_heads"], node.get("head_dim")
+    if head_dim is not None and head_dim * heads != node["hidden_size"]:
+        raise ValueError(f"head_dim is {head_dim!r:.60}, but must be hidden_size / heads")
+    _complete_rotary(node)
+
+
+def _complete_qwen3(node: dict[str, Any]) -> None:
+    node.setdefault("head_dim", node["hidden_size"] // node["num_attention_heads"])
+    _complete_rotary(node)
+
+
+def _complete_smollm3(node: dict[str, Any]) -> None:
+    """Raise ValueError as `_complete_llama`, and for other layers without positions."""
+    rotates = [int((i + 1) % 4 > 0) for i in range(node["num_hidden_layers"])]
+    if node.get("no_rope_layers", rotates) != rotates:
+        raise ValueError("no_rope_layers must leave out every fourth layer")
+    _complete_llama(node)
+
+
+def _complete_rotary(node: dict[str, Any]) -> None:
+    """Raise ValueError for positions that are stretched or partial.
 
     transformers 5 writes one dict, `rope_parameters`; before, `rope_theta` and `rope_scaling`.
     """
-    heads, head_dim = node["num_attention_heads"], node.get("head_dim")
-    node.setdefault("num_key_value_heads", heads)
-    if head_dim is not None and head_dim * heads != node["hidden_size"]:
-        raise ValueError(f"head_dim is {head_dim!r:.60}, but must be hidden_size / heads")
+    node.setdefault("num_key_value_heads", node["num_attention_heads"])
     rope = {**(node.get("rope_scaling") or node.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -217,4 +239,50 @@ QWEN2 = replace(
     },
 )
 
-FAMILIES = {family.name: family for family in (GPT2, LLAMA, QWEN2)}
+# A recipe sets the attention; these are the block.
+OF_RECIPES = {
+    "block": "llama",
+    "block.norm": "rms",
+    "block.bias": False,
+    "model.mlp": "swiglu",
+}
+
+# Qwen 3: a norm on each head's queries and keys, and heads of their own size.
+# Source: Qwen Team 2025, arXiv:2505.09388, sec. 2.
+QWEN3 = replace(
+    LLAMA,
+    name="qwen3",
+    title="Qwen3",
+    architecture="Qwen3ForCausalLM",
+    fixed=OF_RECIPES | {"recipe": "qwen3"},
+    settings=LLAMA.settings | {"attn.head_dim": "head_dim", "part.qk_norm.eps": "rms_norm_eps"},
+    accepted={
+        "model_type": ("qwen3",),
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "use_sliding_window": (False,),
+    },
+    names=LLAMA.names
+    | {
+        "blocks.N.attention.parts.qk_norm.q_gain_D": "layers.N.self_attn.q_norm.weight",
+        "blocks.N.attention.parts.qk_norm.k_gain_D": "layers.N.self_attn.k_norm.weight",
+    },
+    complete=_complete_qwen3,
+)
+
+# SmolLM3: Llama with no positions in every fourth layer.
+SMOLLM3 = replace(
+    LLAMA,
+    name="smollm3",
+    title="SmolLM3",
+    architecture="SmolLM3ForCausalLM",
+    fixed=OF_RECIPES | {"recipe": "smollm3"},
+    accepted=LLAMA.accepted | {"model_type": ("smollm3",), "use_sliding_window": (False,)},
+    complete=_complete_smollm3,
+)
+
+FAMILIES = {family.name: family for family in (GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3)}
+
+# Kinds of models whose attention is a recipe, and what our block lacks of them.
+AFTER = "norms after the attention and the MLP"
+LACKING = dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm4", "exaone4"), AFTER)

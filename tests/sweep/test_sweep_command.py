@@ -48,6 +48,13 @@ def sweep(folder: Path, *overrides: str) -> int:
     return command(folder, "-m", *tiny(folder, *overrides))
 
 
+def test_recipes_that_are_the_same_model_are_refused_by_name(tmp_path, capfd):
+    given = ("recipe=llama3,mistral", "attn.window=null", "position.base=7")
+    assert sweep(tmp_path, *given, "model.num_layers=1") == 2
+    said = "recipe: llama3 and mistral are the same model at this size; leave one of them out"
+    assert said in capfd.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two runs, at the same time if there are two cores. Not to be changed."""

@@ -11,11 +11,14 @@ from llamas import assert_same_logits, change, shake, theirs
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    SmolLM3Config,
 )
 
 from gptattn.errors import CheckpointError, ConfigError, NumericError
@@ -121,6 +124,41 @@ def test_transformers_opens_what_we_write_and_we_read_it_back(chosen, expected, 
     write_checkpoint(again, *load_checkpoint(out, family))
     for name in ("config.json", "model.safetensors"):
         assert (again / name).read_bytes() == (out / name).read_bytes()
+
+
+OF_RECIPES = {
+    "vocab_size": 17,
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 37,
+    "num_hidden_layers": 5,
+    "max_position_embeddings": 13,
+    "rms_norm_eps": 1e-2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    "pad_token_id": None,
+}
+
+
+@pytest.mark.parametrize(
+    "config", [Qwen3Config(**OF_RECIPES, head_dim=10), SmolLM3Config(**OF_RECIPES)]
+)
+def test_a_release_is_read_into_its_recipe(config, tmp_path: Path):
+    torch.manual_seed(7)
+    model = shake(AutoModelForCausalLM.from_config(config).eval())
+    model.save_pretrained(tmp_path)
+    family = find_family(tmp_path)
+    assert family is not None
+    cfg, ours = load_checkpoint(tmp_path, family)
+    assert cfg.variant == family.name
+    assert_same_logits(ours, model)
+
+
+def test_a_release_whose_block_is_another_is_refused_by_name(tmp_path: Path):
+    config = Gemma3TextConfig(**OF_RECIPES | {"rope_parameters": None})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"'gemma3_text': our block lacks its norms after"):
+        find_family(tmp_path)
 
 
 def test_old_names_tables_and_masks_are_read(gpt2: Path, llama: Path):
