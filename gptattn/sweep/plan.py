@@ -1,5 +1,6 @@
 """The planned runs of a sweep, and which of them the run folders show as done."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
