@@ -163,8 +163,9 @@ def split_chunks(chunk: int, *inputs: Tensor) -> list[Tensor]:
     """Return each x [B, H, T, ...] as [B, H, N, C, ...], with zeros after the last token."""
     T = inputs[0].shape[2]
     N, C = chunk_sizes(T, chunk)
-    after = (0, N * C - T)
-    return [F.pad(x, (0, 0) * (x.ndim - 3) + after).unflatten(2, (N, C)) for x in inputs]
+    more = N * C - T
+    filled = (F.pad(x, (0, 0) * (x.ndim - 3) + (0, more)) if more else x for x in inputs)
+    return [x.unflatten(2, (N, C)) for x in filled]
 
 
 def split_starts(start_BT: Tensor | None, C: int) -> Tensor | None:
@@ -256,22 +257,31 @@ def _compare_documents(starts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_flops(
-    tokens: int, chunk: int, D: int, V: int, *, delta: bool, channels: bool, shared: int = 1
+    tokens: int,
+    chunk: int,
+    H: int,
+    D: int,
+    V: int,
+    *,
+    G: int | None = None,
+    delta: bool = False,
+    channels: bool = False,
 ) -> int:
-    """Return the FLOPs of a chunked form for one head; 1 / `shared` of those of q k^T.
+    """Return the FLOPs of a row in a chunked form: its products and, of the delta rule, its solve.
 
-    They are its products and its solve. `channels`: g is per channel.
+    Queries and keys have G heads, or H. `channels`: g is per channel.
     """
     N, C = chunk_sizes(tokens, chunk)
     pairs = C * C
     if channels:
         P = 1 << (C - 1).bit_length()
-        pairs = P * (P - 1) // 2 + P  # of the joined blocks, and of each token with itself
+        pairs = P * (P - 1) // 2 + P  # in the joined blocks, and of each token with itself
     scores = 2 * pairs * D
     if not delta:
-        return N * (scores // shared + 2 * C * C * V + 2 * 2 * C * D * V)
+        within = 2 * C * C * V + 2 * C * D * V  # what v gives to outputs and to the state
+        return N * ((G or H) * scores + H * (within + 2 * C * D * V))
     width = V + D  # columns of u
     solve = C * (C - 1) * width
     within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
     carried = 2 * D * D * V + 2 * C * D * V
-    return N * (2 * scores + solve + within + carried)
+    return H * N * (2 * scores + solve + within + carried)

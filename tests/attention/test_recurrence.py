@@ -111,5 +111,5 @@ def test_flops_are_the_products_and_the_solve_of_the_chunks(delta, channels, tok
     uncounted = delta * N * C * (C - 1) * (V + D)  # the solve, which torch does not count
     if channels:  # the score of each token with itself is no product of matrices
         uncounted += N * 2 * D * (1 + delta) * (1 << (C - 1).bit_length())
-    counted = count_flops(tokens, chunk, D, V, delta=delta, channels=channels)
-    assert B * H * (counted - uncounted) == products.get_total_flops()
+    counted = count_flops(tokens, chunk, H, D, V, delta=delta, channels=channels)
+    assert B * (counted - H * uncounted) == products.get_total_flops()

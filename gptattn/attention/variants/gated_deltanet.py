@@ -125,5 +125,4 @@ class GatedDeltaNet(Attention):
         if T == 1 < S:
             # `step`: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
             return 7 * self.states * D * V
-        sizes = T, self.chunk, D, V
-        return self.states * count_flops(*sizes, delta=True, channels=False)
+        return count_flops(T, self.chunk, self.states, D, V, delta=True)

@@ -116,4 +116,4 @@ class KimiDeltaAttention(Attention):
         if T == 1 < S:
             # `step`: a state decays in D^2, and k^T S, the correction and q^T S take 2 D^2.
             return 7 * self.num_heads * D * D
-        return self.num_heads * count_flops(T, self.chunk, D, D, delta=True, channels=True)
+        return count_flops(T, self.chunk, self.num_heads, D, D, delta=True, channels=True)
