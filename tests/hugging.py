@@ -1,6 +1,7 @@
 """transformers' attention classes as oracles: they get our weights, and must give our numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
 
+from gptattn.attention import Attention
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.position import HeadPosition
@@ -42,6 +45,37 @@ def widen(monkeypatch: pytest.MonkeyPatch, modeling: ModuleType) -> None:
     for module in (modeling, modeling_rope_utils):
         monkeypatch.setattr(module, "torch", _Wide())
     monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+class KeepFloat64(TorchFunctionMode):
+    """Puts float64 in the place of float32 in every call, whether as a dtype or as `.float()`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.float:
+            func = Tensor.double
+        wider = {torch.float32: torch.float64}
+        args = tuple(wider.get(x, x) if isinstance(x, torch.dtype) else x for x in args)
+        kwargs = {
+            name: wider.get(x, x) if isinstance(x, torch.dtype) else x
+            for name, x in (kwargs or {}).items()
+        }
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def keep_float64() -> Iterator[None]:
+    """Build and run a model of transformers in float64, whatever it casts to float32 inside.
+
+    Both belong in here: what it makes in float32 beforehand, such as rotary frequencies, keeps a
+    rounding of 5e-8.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with KeepFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def rope(theta: float = 10_000.0, **more: float | str) -> dict[str, float | str]:
@@ -101,7 +135,7 @@ def projections(mine: SoftmaxAttention, theirs: nn.Module) -> list[Pair]:
 
 
 def assert_agreement(
-    mine: SoftmaxAttention,
+    mine: Attention,
     theirs: Callable[[Tensor], Tensor],
     pairs: Sequence[Pair],
     atol: float = 1e-12,

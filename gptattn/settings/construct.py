@@ -30,6 +30,7 @@ FILLED_BY = {
     "d_out": "model.d_model",
     "context_length": "model.context_length",
     "num_heads": "model.num_heads",
+    "num_layers": "model.num_layers",
     "dropout": "model.dropout",
     "qkv_bias": "model.qkv_bias",
     "out_bias": "block.bias",

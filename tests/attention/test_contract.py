@@ -13,7 +13,14 @@ from gptattn.attention import HasHeads
 from gptattn.weights.convert import names_in_heads
 
 # What decodes in another form than it trains in; their own tests count both.
-TWO_FORMS = ("GatedDeltaNet", "MultiHeadLatentAttention", "TensorProductAttention")
+TWO_FORMS = (
+    "GatedDeltaNet",
+    "KimiDeltaAttention",
+    "LightningAttention",
+    "Mamba2",
+    "MultiHeadLatentAttention",
+    "TensorProductAttention",
+)
 
 
 @pytest.fixture(params=CONTRACT)

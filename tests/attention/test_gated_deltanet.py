@@ -1,4 +1,4 @@
-"""Gated DeltaNet against transformers: its rule, the whole layer, its state, what it refuses."""
+"""Gated DeltaNet against transformers: the whole layer, its state, what it refuses."""
 
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from gptattn.attention.variants.gated_deltanet import GatedDeltaNet, chunked, step
+from gptattn.attention.recurrence import chunked_delta
+from gptattn.attention.variants.gated_deltanet import GatedDeltaNet
 from gptattn.errors import ConfigError
 
 B, T, H, D, V = 2, 11, 6, 5, 7
@@ -26,37 +27,12 @@ def drawn(tokens: int) -> list[Tensor]:
     return [draw(B, H, tokens, D), k, draw(B, H, tokens, V), g, beta]
 
 
-def recurrent(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The outputs and the last state, one step after the other."""
-    *of_tokens, s_BHDV = inputs
-    y = []
-    for one in zip(*(x.unbind(2) for x in of_tokens), strict=True):
-        y_BHV, s_BHDV = step(*one, s_BHDV)
-        y.append(y_BHV)
-    return torch.stack(y, 2), s_BHDV
-
-
 def layer(**settings: Any) -> GatedDeltaNet:
     """A layer in float64 with noise on all its parameters, so that heads differ."""
     sizes = {"d_in": E, "d_out": E, "context_length": 131, "num_heads": H}
     made = GatedDeltaNet(**(sizes | settings))
     disturb(made, std=0.3)
     return made.double()
-
-
-@pytest.mark.parametrize("tokens", [1, 7, 131])
-@pytest.mark.parametrize("chunk", [5, 64])
-@pytest.mark.parametrize("continued", [False, True])
-def test_chunks_match_the_recurrence_in_outputs_states_and_gradients(tokens, chunk, continued):
-    inputs, s = drawn(tokens), draw(B, H, D, V) * continued
-    of = [x.requires_grad_() for x in (*inputs, s)][: 6 if continued else 5]
-    expected = recurrent(*inputs, s)
-    upstream = [torch.randn_like(x) for x in expected]
-    got = chunked(*inputs, s if continued else None, chunk)
-    assert_same(got, expected)
-    assert_same(
-        torch.autograd.grad(got, of, upstream), torch.autograd.grad(expected, of, upstream), 1e-11
-    )
 
 
 def test_the_layer_is_qwen3_nexts(monkeypatch):
@@ -105,19 +81,6 @@ def test_convolutions_and_chunks_of_any_size_decode_as_they_read(conv_size, chun
     assert_same(decode(attention, x, [3, 1, 5, 1, 1]), attention(x))
 
 
-def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay():
-    inputs = [x.float() for x in drawn(257)]
-    g = -0.01 * inputs[3].abs()
-    inputs[3] = torch.where(torch.rand_like(g) < 0.1, -1e5, g)
-    s = torch.randn(B, H, D, V)
-    expected = recurrent(*(x.double() for x in inputs), s.double())
-    results = chunked(*(x.requires_grad_() for x in inputs), s, 64)
-    for got, exact in zip(results, expected, strict=True):
-        assert_same(got.double(), exact, atol=1e-5)
-    gradients = torch.autograd.grad(sum(x.sum() for x in results), inputs)
-    assert all(x.isfinite().all() for x in gradients)
-
-
 def test_the_state_is_constant_and_in_float32_or_wider():
     attention = build_attention("gated_deltanet", context_length=10_000)
     few, many = attention.new_cache(3, 1), attention.new_cache(3, 10_000)
@@ -140,7 +103,7 @@ def test_parameters_and_flops_are_those_of_the_docstring():
 @pytest.mark.parametrize(("tokens", "chunk"), [(12, 4), (11, 4), (7, 64)])
 def test_flops_in_training_are_the_products_and_the_solve_of_the_chunks(tokens, chunk):
     with FlopCounterMode(display=False) as products:
-        chunked(*drawn(tokens), None, chunk)
+        chunked_delta(*drawn(tokens), None, chunk)
     N = -(-tokens // chunk)
     C = -(-tokens // N)
     solve = N * C * (C - 1) * (V + D)  # which torch does not count

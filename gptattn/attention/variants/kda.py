@@ -1,0 +1,119 @@
+"""Kimi Delta Attention: the gated delta rule, where each channel of the keys forgets at a rate.
+
+The rule, S = diag(exp(g)) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
+`attention/recurrence.py`. Letters beside the usual ones: V value size of a head (here D), C
+channels of all heads, H * D.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Shared, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.attention.linear import Linear
+from gptattn.attention.recurrence import count_flops
+from gptattn.attention.softmax import split_heads, wide_rms_norm
+from gptattn.attention.state import (
+    check_chunk,
+    draw_decay_bias,
+    make_convolution,
+    new_state_cache,
+    read_positions,
+    recur,
+    scale_size,
+    unit_length,
+)
+
+
+class KimiDeltaAttention(Attention):
+    """A state of constant size per head; each channel of its keys decays at a rate of its own.
+
+    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
+    convolution and SiLU; queries and keys then have length 1. Per token and channel
+    g = -exp(a_log) softplus(x W_decay_down W_decay_up + decay_bias), with a_log per head; per token
+    and head beta = sigmoid(x w_b). The heads' outputs pass an RMSNorm, a gate
+    sigmoid(x W_gate_down W_gate_up) and the output projection.
+
+    Heads have `expand` times d_out / num_heads channels, and both gates have the rank of one head:
+    with 1, 4 d^2 + 4 d D + d H weights, and 3 d conv_size + d + H + D small ones. It needs no
+    position, and it has no dropout, as in the release. `conv_size` None or 0: no convolutions.
+    Raises ValueError for impossible sizes.
+
+    Source: Kimi Team 2025, arXiv:2510.26692, sec. 3 and 4; initial values as in transformers'
+    KimiLinear.
+    """
+
+    knows_order: ClassVar[bool] = True
+    keeps_documents: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        conv_size: int | None = 4,
+        expand: float = 1.0,
+        chunk: int = 64,
+        norm_eps: float = 1e-5,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_out, num_heads, num_heads, 0.0)
+        check_chunk(chunk, norm_eps)
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
+        D = self.head_dim = scale_size("expand", expand, d_out // num_heads)
+        C = num_heads * D
+        self.W_query, self.W_key, self.W_value = (Linear(d_in, C, bias=False) for _ in range(3))
+        self.W_decay_down, self.W_decay_up = Linear(d_in, D, bias=False), Linear(D, C, bias=False)
+        self.W_gate_down, self.W_gate_up = Linear(d_in, D, bias=False), Linear(D, C, bias=False)
+        self.W_beta = Linear(d_in, num_heads, bias=False)
+        self.conv = make_convolution(3 * C, conv_size, context_length)
+        self.a_log_H = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
+        self.decay_bias_C = draw_decay_bias(C)
+        self.gain_V = nn.Parameter(torch.ones(D))
+        self.out_proj = Linear(C, d_out, bias=out_bias)
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
+        decay, beta = self.W_decay_up(self.W_decay_down(x_BTE)), self.W_beta(x_BTE)
+        gate = self.W_gate_up(self.W_gate_down(x_BTE)).sigmoid()
+        if there is not None:
+            new_BTC = new_BTC * there
+        if self.conv is not None:
+            new_BTC = self.conv(new_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+        wide = torch.promote_types(x_BTE.dtype, torch.float32)
+        q, k, v = F.silu(new_BTC).to(wide).chunk(3, -1)
+        # A state that sums thousands of small steps needs more digits than 16 bits have.
+        with torch.autocast(x_BTE.device.type, enabled=False):
+            rate_BTC = F.softplus(decay.to(wide) + self.decay_bias_C.to(wide))
+            beta_BHT = beta.to(wide).sigmoid().mT
+            if there is not None:  # a missing token neither decays nor changes the state
+                rate_BTC, beta_BHT = rate_BTC * there, beta_BHT * there.mT
+            a_H11 = self.a_log_H.to(wide).exp()[:, None, None]
+            g_BHTD = -a_H11 * split_heads(rate_BTC, self.num_heads)
+            q_BHTD = unit_length(split_heads(q, self.num_heads)) * self.head_dim**-0.5
+            k_BHTD = unit_length(split_heads(k, self.num_heads))
+            v_BHTV = split_heads(v, self.num_heads)
+            inputs = q_BHTD, k_BHTD, v_BHTV, g_BHTD, beta_BHT
+            y_BHTV = recur(*inputs, cache, self.chunk, start_BT)
+            y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
+        return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * gate)
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        sizes = self.num_heads, self.head_dim, self.head_dim
+        return new_state_cache(self.W_query.weight, batch, *sizes, self.conv)
+
+    def flops(self, T: int, S: int) -> int:
+        D = self.head_dim
+        if T == 1 < S:
+            # `step`: a state decays in D^2, and k^T S, the correction and q^T S take 2 D^2.
+            return 7 * self.num_heads * D * D
+        return count_flops(T, self.chunk, self.num_heads, D, D, delta=True, channels=True)

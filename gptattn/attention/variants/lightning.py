@@ -1,0 +1,111 @@
+"""Lightning attention: linear attention with a fixed decay, slower in later heads and layers.
+
+The recurrence, S = exp(g) S; S = S + k v^T; o = S^T q, is in `attention/recurrence.py`. Letters
+beside the usual ones: V value size of a head (here D), C channels of all heads, H * D.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Shared, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.attention.linear import Linear
+from gptattn.attention.recurrence import count_flops
+from gptattn.attention.softmax import split_heads, wide_rms_norm
+from gptattn.attention.state import (
+    check_chunk,
+    new_state_cache,
+    read_positions,
+    recur,
+    scale_size,
+)
+
+
+class LightningAttention(Attention):
+    """A state of constant size per head, which decays at a fixed rate.
+
+    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values pass SiLU. Head h of H, counted from
+    1, has g = -2^(-8 h / H) (1 - layer / (num_layers - 1)), `layer` counted from 0; the release
+    adds 1e-5 in two places, which keeps a rate above zero in the last layer. The outputs of all
+    heads together pass an RMSNorm, a gate sigmoid(x W_gate) and the output projection.
+
+    Heads have `expand` times d_out / num_heads channels: with 1, 5 d^2 weights and d small ones.
+    It needs no position, and it has no dropout. Raises ValueError for impossible sizes.
+
+    Source: MiniMax 2025, arXiv:2501.08313, sec. 2.2; in chunks: Qin et al. 2024, arXiv:2405.17381,
+    sec. 3; decay, norm and gate as in MiniMax-01's code.
+    """
+
+    knows_order: ClassVar[bool] = True
+    keeps_documents: ClassVar[bool] = True
+    layer: Tensor
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        expand: float = 1.0,
+        chunk: int = 64,
+        norm_eps: float = 1e-6,
+        out_bias: bool = True,
+        layer: int = 0,
+        num_layers: int = 1,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_out, num_heads, num_heads, 0.0)
+        check_chunk(chunk, norm_eps)
+        if not 0 <= layer < num_layers:
+            raise ValueError(f"layer={layer} must lie in 0 to {num_layers - 1}, by {num_layers=}")
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
+        self.head_dim = scale_size("expand", expand, d_out // num_heads)
+        C = num_heads * self.head_dim
+        self.W_query, self.W_key = (Linear(d_in, C, bias=False) for _ in range(2))
+        self.W_value, self.W_gate = (Linear(d_in, C, bias=False) for _ in range(2))
+        self.gain_C = nn.Parameter(torch.ones(C))
+        self.out_proj = Linear(C, d_out, bias=out_bias)
+        self.num_layers = num_layers
+        # A tensor, because a Python number that differs by layer forces a recompilation; of whole
+        # numbers, because `.bfloat16()` rounds others.
+        self.register_buffer("layer", torch.tensor(layer), persistent=False)
+
+    def log_decays(self, dtype: torch.dtype) -> Tensor:
+        """Return g of each head [H]."""
+        h_H = torch.arange(1, self.num_heads + 1, dtype=dtype, device=self.layer.device)
+        depth = self.layer.to(dtype) / (self.num_layers - 1 + 1e-5)
+        return -torch.exp2(h_H * (-8 / self.num_heads)) * (1 - depth + 1e-5)
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        wide = torch.promote_types(x_BTE.dtype, torch.float32)
+        q_BHTD, k_BHTD, v_BHTV = (
+            split_heads(F.silu(W(x_BTE)).to(wide), self.num_heads)
+            for W in (self.W_query, self.W_key, self.W_value)
+        )
+        gate = self.W_gate(x_BTE).sigmoid()
+        # A state that sums thousands of small steps needs more digits than 16 bits have.
+        with torch.autocast(x_BTE.device.type, enabled=False):
+            g = self.log_decays(wide)[None, :, None].expand(1, -1, x_BTE.shape[1])
+            if there is not None:  # a missing token neither decays nor changes the state
+                g, v_BHTV = g * there.mT, v_BHTV * there[..., None, :, :]
+            inputs = q_BHTD, k_BHTD, v_BHTV, g, None
+            y_BHTV = recur(*inputs, cache, self.chunk, start_BT)
+            y_BTC = wide_rms_norm(y_BHTV.transpose(1, 2).flatten(2), self.gain_C, self.norm_eps)
+        return self.out_proj(y_BTC.to(gate.dtype) * gate)
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        sizes = self.num_heads, self.head_dim, self.head_dim
+        return new_state_cache(self.W_query.weight, batch, *sizes, None)
+
+    def flops(self, T: int, S: int) -> int:
+        H, D = self.num_heads, self.head_dim
+        if T == 1 < S:
+            return 5 * H * D * D  # `step`: a state decays in D^2; what it gets and gives take 2 D^2
+        return count_flops(T, self.chunk, H, D, D)

@@ -1,0 +1,138 @@
+"""Mamba-2: a state space model whose state is read, written and decayed as linear attention's.
+
+In the paper's letters, a token writes x dt with B and reads with C: decayed linear attention with
+q = C, k = B, v = x dt and g = dt A, plus D x. The recurrence is in `attention/recurrence.py`.
+Letters beside the usual ones: D state size, V value size of a head, C channels of all heads, G
+groups of heads that share B and C.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Shared, check_sizes, divisors
+from gptattn.attention.cache import Cache
+from gptattn.attention.linear import Linear
+from gptattn.attention.recurrence import count_flops
+from gptattn.attention.softmax import split_heads
+from gptattn.attention.state import (
+    check_chunk,
+    draw_decay_bias,
+    make_convolution,
+    new_state_cache,
+    read_positions,
+    recur,
+)
+
+
+class Mamba2(Attention):
+    """A state [state_size, head_dim] per head, which decays at a rate that each token chooses.
+
+    x [B, T, d_in] -> y [B, T, d_out]. Values (the paper's x), keys (B) and queries (C) pass a
+    causal depthwise convolution with bias and SiLU. Per token and head dt = softplus(x w + bias),
+    g = -exp(a_log) dt, and dt scales what is written. The outputs, with skip * v added, pass a gate
+    silu(x W_gate), then an RMSNorm over each group's channels, and the output projection.
+
+    Values have `expand` times d_out channels, in heads of `head_dim`; None: d_out / num_heads, so
+    there are `expand` times num_heads. They share queries and keys in `groups`. With 2 and 1:
+    6 d^2 + 2 d (state_size + H) weights and (2 d + 2 state_size) (conv_size + 1) + 6 H + 2 d small
+    ones. It needs no position, and has no dropout, as in the paper. `conv_size` None or 0: no
+    convolution. Raises ValueError for impossible sizes.
+
+    Source: Dao and Gu 2024, arXiv:2405.21060, sec. 7; initial values as in the authors' code.
+    """
+
+    knows_order: ClassVar[bool] = True
+    keeps_documents: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        state_size: int = 128,
+        groups: int = 1,
+        expand: float = 2.0,
+        head_dim: int | None = None,
+        conv_size: int | None = 4,
+        chunk: int = 64,
+        norm_eps: float = 1e-5,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_out, num_heads, num_heads, 0.0)
+        check_chunk(chunk, norm_eps)
+        if state_size < 1:
+            raise ValueError(f"state_size={state_size} must be 1 or more; 128 is usual")
+        if head_dim is not None and head_dim < 1:
+            raise ValueError(f"head_dim={head_dim} must be positive; null: d_out / num_heads")
+        V = self.head_dim = d_out // num_heads if head_dim is None else head_dim
+        H = self.heads = round(expand * d_out / V)
+        if H < 1 or abs(H * V - expand * d_out) > 1e-6:
+            raise ValueError(
+                f"expand={expand} makes {expand * d_out:g} channels, which are no heads of {V}; "
+                f"give a multiple of {V / d_out:g}"
+            )
+        if groups < 1 or H % groups:
+            raise ValueError(f"groups={groups} must divide {H} heads; one of {divisors(H)}")
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.state_size, self.groups, self.chunk, self.norm_eps = (
+            state_size,
+            groups,
+            chunk,
+            norm_eps,
+        )
+        C = H * V
+        self.channels = (C, groups * state_size, groups * state_size)
+        self.W_value, self.W_key, self.W_query = (
+            Linear(d_in, c, bias=False) for c in self.channels
+        )
+        self.W_gate, self.W_step = Linear(d_in, C, bias=False), Linear(d_in, H, bias=False)
+        self.conv = make_convolution(sum(self.channels), conv_size, context_length, bias=True)
+        self.a_log_H = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
+        self.step_bias_H = draw_decay_bias(H)
+        self.skip_H = nn.Parameter(torch.ones(H))
+        self.gain_C = nn.Parameter(torch.ones(C))
+        self.out_proj = Linear(C, d_out, bias=out_bias)
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        new_BTC = torch.cat([self.W_value(x_BTE), self.W_key(x_BTE), self.W_query(x_BTE)], -1)
+        gate, dt = self.W_gate(x_BTE), self.W_step(x_BTE)
+        if there is not None:
+            new_BTC = new_BTC * there
+        if self.conv is not None:
+            new_BTC = self.conv(new_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+        wide = torch.promote_types(x_BTE.dtype, torch.float32)
+        v, k, q = F.silu(new_BTC).to(wide).split(self.channels, -1)
+        # A state that sums thousands of small steps needs more digits than 16 bits have.
+        with torch.autocast(x_BTE.device.type, enabled=False):
+            dt_BTH = F.softplus(dt.to(wide) + self.step_bias_H.to(wide))
+            if there is not None:  # a missing token neither decays nor changes the state
+                dt_BTH = dt_BTH * there
+            g_BHT = (-self.a_log_H.to(wide).exp() * dt_BTH).mT
+            q_BGTD, k_BGTD = split_heads(q, self.groups), split_heads(k, self.groups)
+            v_BTHV = v.unflatten(2, (self.heads, -1))
+            write_BHTV = (dt_BTH[..., None] * v_BTHV).transpose(1, 2)
+            y_BHTV = recur(q_BGTD, k_BGTD, write_BHTV, g_BHT, None, cache, self.chunk, start_BT)
+            y_BTHV = y_BHTV.transpose(1, 2) + self.skip_H.to(wide)[:, None] * v_BTHV
+            y_BTC = y_BTHV.flatten(2) * F.silu(gate.to(wide))
+            y_BTGX = y_BTC.unflatten(2, (self.groups, -1))
+            y_BTC = F.rms_norm(y_BTGX, y_BTGX.shape[3:], None, self.norm_eps).flatten(2)
+            y_BTC = y_BTC * self.gain_C.to(wide)
+        return self.out_proj(y_BTC.to(gate.dtype))
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        sizes = self.heads, self.state_size, self.head_dim
+        return new_state_cache(self.W_query.weight, batch, *sizes, self.conv)
+
+    def flops(self, T: int, S: int) -> int:
+        H, D, V = self.heads, self.state_size, self.head_dim
+        if T == 1 < S:
+            return 5 * H * D * V  # `step`: a state decays in D V; what it gets and gives take 2 D V
+        return count_flops(T, self.chunk, H, D, V, G=self.groups)

@@ -1,0 +1,165 @@
+"""The mechanisms that keep a state against transformers' classes with the same weights."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from building import disturb
+from contract import assert_same, decode, draw
+from hugging import B, E, H, Pair, T, assert_agreement, keep_float64
+from torch import Tensor, nn
+from transformers import KimiLinearConfig, Mamba2Config, MiniMaxConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+from gptattn.attention import Attention, Shared
+from gptattn.attention.variants.kda import KimiDeltaAttention
+from gptattn.attention.variants.lightning import LightningAttention
+from gptattn.attention.variants.mamba2 import Mamba2
+
+
+def layer(kind: Callable[..., Attention], **settings: Any) -> Any:
+    """A layer in float64 with noise on all its parameters, so that heads differ."""
+    sizes = {"d_in": E, "d_out": E, "context_length": T, "num_heads": H, "out_bias": False}
+    made = kind(**(sizes | settings))
+    disturb(made, std=0.3)
+    return made.double()
+
+
+def run(theirs: nn.Module, **given: Any) -> Callable[[Tensor], Tensor]:
+    """Return theirs as a function of x alone, in float64."""
+
+    def call(x: Tensor) -> Tensor:
+        with keep_float64():
+            y = theirs(x, **given)
+        return y[0] if isinstance(y, tuple) else y
+
+    return call
+
+
+def test_kda_is_kimi_linears():
+    mine = layer(KimiDeltaAttention, expand=0.8, norm_eps=1e-3, chunk=4)
+    with keep_float64():
+        config = KimiLinearConfig(
+            hidden_size=E,
+            linear_head_dim=mine.head_dim,
+            linear_num_heads=H,
+            rms_norm_eps=1e-3,
+            num_hidden_layers=1,
+            layer_types=["linear_attention"],
+        )
+        theirs = KimiLinearDeltaAttention(config, layer_idx=0)
+    gates = theirs.forget_gate
+    pairs = [
+        Pair(mine.W_query.weight, theirs.q_proj.weight),
+        Pair(mine.W_key.weight, theirs.k_proj.weight),
+        Pair(mine.W_value.weight, theirs.v_proj.weight),
+        Pair(mine.W_decay_down.weight, gates.f_a_proj.weight),
+        Pair(mine.W_decay_up.weight, gates.f_b_proj.weight),
+        Pair(mine.a_log_H, gates.A_log),
+        Pair(mine.decay_bias_C, gates.dt_bias),
+        Pair(mine.W_gate_down.weight, theirs.g_a_proj.weight),
+        Pair(mine.W_gate_up.weight, theirs.g_b_proj.weight),
+        Pair(mine.W_beta.weight, theirs.b_proj.weight),
+        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+        Pair(mine.gain_V, theirs.o_norm.weight),
+        Pair(mine.out_proj.weight, theirs.o_proj.weight),
+    ]
+    assert_agreement(mine, run(theirs), pairs)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_mamba2_is_transformers(groups):
+    mine = layer(Mamba2, state_size=7, groups=groups, head_dim=5, norm_eps=1e-3, chunk=4)
+    with keep_float64():
+        config = Mamba2Config(
+            hidden_size=E,
+            num_heads=mine.heads,
+            head_dim=5,
+            state_size=7,
+            n_groups=groups,
+            layer_norm_epsilon=1e-3,
+            chunk_size=8,
+            num_hidden_layers=1,
+        )
+        theirs = Mamba2Mixer(config, layer_idx=0)
+    sizes = [mine.W_gate, mine.W_value, mine.W_key, mine.W_query, mine.W_step]
+    ends = list(accumulate(W.out_features for W in sizes))
+    rows = zip(sizes, [0, *ends], ends, strict=False)
+    weight = theirs.in_proj.weight
+    pairs = [
+        *(Pair(W.weight, weight, lambda x, a=a, b=b: x[a:b]) for W, a, b in rows),
+        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+        Pair(mine.conv.bias_C, theirs.conv1d.bias),
+        Pair(mine.a_log_H, theirs.A_log),
+        Pair(mine.step_bias_H, theirs.dt_bias),
+        Pair(mine.skip_H, theirs.D),
+        Pair(mine.gain_C, theirs.norm.weight),
+        Pair(mine.out_proj.weight, theirs.out_proj.weight),
+    ]
+    assert_agreement(mine, run(theirs), pairs)
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_lightning_is_minimaxs(number):
+    mine = layer(LightningAttention, expand=0.8, layer=number, num_layers=4, chunk=4)
+    with keep_float64():
+        config = MiniMaxConfig(
+            hidden_size=E,
+            num_attention_heads=H,
+            num_key_value_heads=H,
+            head_dim=mine.head_dim,
+            num_hidden_layers=4,
+            layer_types=["linear_attention"] * 4,
+            block_size=8,
+        )
+        theirs = MiniMaxLightningAttention(config, layer_idx=number)
+    together = theirs.qkv_proj.weight
+
+    def rows(which: int) -> Callable[[Tensor], Tensor]:
+        """Theirs keeps the rows of a head's queries, keys and values together."""
+        return lambda weight: weight.unflatten(0, (H, 3, -1))[:, which]
+
+    pairs = [
+        Pair(mine.W_query.weight, together, rows(0)),
+        Pair(mine.W_key.weight, together, rows(1)),
+        Pair(mine.W_value.weight, together, rows(2)),
+        Pair(mine.W_gate.weight, theirs.output_gate.weight),
+        Pair(mine.gain_C, theirs.norm.weight),
+        Pair(mine.out_proj.weight, theirs.out_proj.weight),
+    ]
+    given = {"position_embeddings": None, "attention_mask": None}
+    assert_agreement(mine, run(theirs, **given), pairs)
+
+
+KINDS = pytest.mark.parametrize("kind", [KimiDeltaAttention, LightningAttention, Mamba2])
+
+
+@KINDS
+def test_a_token_at_a_time_is_the_full_pass(kind):
+    mine = layer(kind, chunk=4)
+    x = draw(B, T, E)
+    assert_same(decode(mine, x, [1] * T), mine(x))
+
+
+@KINDS
+def test_padding_on_the_left_leaves_no_trace(kind):
+    mine = layer(kind, chunk=4)
+    x = draw(B, T, E)
+    cache, missing, y = mine.new_cache(B, T), torch.tensor([[0], [3]]), []
+    for start, part in zip([0, 5, 6], x.split([5, 1, T - 6], dim=1), strict=True):
+        positions = torch.arange(start, start + part.shape[1]) - missing
+        y.append(mine(part, cache, Shared(positions.clamp_min(-1))))
+        cache.advance(part.shape[1])
+    assert_same(torch.cat(y, 1)[1, 3:], mine(x[1:, 3:])[0])
+
+
+@KINDS
+def test_the_state_is_constant_and_in_float32_or_wider(kind):
+    made = layer(kind, context_length=10_000).bfloat16()
+    few, many = made.new_cache(3, 1), made.new_cache(3, 10_000)
+    assert few.nbytes == many.nbytes
+    assert few.tensors["state"].dtype == torch.float32

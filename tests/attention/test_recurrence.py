@@ -1,0 +1,115 @@
+"""The two recurrences in chunks against their definition for one token, in both kinds of decay."""
+
+import pytest
+import torch
+from contract import assert_same, draw
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from gptattn.attention.recurrence import chunked_delta, chunked_linear, count_flops, step
+
+B, H, D, V = 2, 6, 5, 7
+KINDS = pytest.mark.parametrize("channels", [False, True], ids=["by_head", "by_channel"])
+RULES = pytest.mark.parametrize("delta", [False, True], ids=["linear", "delta"])
+
+
+def drawn(tokens: int, delta: bool, channels: bool) -> list[Tensor]:
+    """Queries, keys of length 1, values, log decays and, for the delta rule, write strengths."""
+    k = torch.nn.functional.normalize(draw(B, H, tokens, D), dim=-1)
+    g = -draw(B, H, tokens, *[D] * channels).exp()
+    inputs = [draw(B, H, tokens, D), k, draw(B, H, tokens, V), g]
+    return [*inputs, draw(B, H, tokens).sigmoid()] if delta else inputs
+
+
+def chunked(inputs: list[Tensor], s_BHDV: Tensor | None, chunk: int, start_BT=None):
+    form = chunked_delta if len(inputs) == 5 else chunked_linear
+    return form(*inputs, s_BHDV, chunk, start_BT)
+
+
+def recurrent(inputs: list[Tensor], s_BHDV: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs and the last state, one step after the other."""
+    y = []
+    for one in zip(*(x.unbind(2) for x in inputs), strict=True):
+        y_BHV, s_BHDV = step(*one[:4], one[4] if len(one) == 5 else None, s_BHDV)
+        y.append(y_BHV)
+    return torch.stack(y, 2), s_BHDV
+
+
+@RULES
+@KINDS
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 64), (7, 5), (131, 5), (131, 64)])
+@pytest.mark.parametrize("continued", [False, True])
+def test_chunks_match_the_steps_in_outputs_states_and_gradients(
+    delta, channels, tokens, chunk, continued
+):
+    inputs, s = drawn(tokens, delta, channels), draw(B, H, D, V) * continued
+    of = [x.requires_grad_() for x in inputs] + [s.requires_grad_()] * continued
+    expected = recurrent(inputs, s)
+    upstream = [torch.randn_like(x) for x in expected]
+    got = chunked(inputs, s if continued else None, chunk)
+    assert_same(got, expected)
+    assert_same(
+        torch.autograd.grad(got, of, upstream), torch.autograd.grad(expected, of, upstream), 1e-11
+    )
+
+
+@RULES
+@KINDS
+def test_documents_are_as_rows_of_their_own(delta, channels):
+    lengths = [1, 9, 6, 3]
+    inputs = drawn(sum(lengths), delta, channels)
+    starts = [0, 1, 10, 16]
+    start_BT = torch.repeat_interleave(torch.tensor(starts), torch.tensor(lengths)).expand(B, -1)
+    y, last = chunked(inputs, None, 4, start_BT)
+    alone = [
+        chunked([x[:, :, a : a + n] for x in inputs], None, 4)
+        for a, n in zip(starts, lengths, strict=True)
+    ]
+    assert_same(y, torch.cat([y for y, _ in alone], 2))
+    assert_same(last, alone[-1][1])
+
+
+@RULES
+def test_equal_decays_of_the_channels_are_the_decay_of_the_head(delta):
+    inputs = drawn(53, delta, channels=False)
+    by_head = chunked(inputs, None, 16)
+    inputs[3] = inputs[3][..., None].expand(-1, -1, -1, D)
+    assert_same(chunked(inputs, None, 16), by_head)
+
+
+def test_heads_that_share_a_key_are_as_heads_that_each_have_a_copy():
+    q, k, v, g = drawn(53, delta=False, channels=False)
+    q, k, s = q[:, :2], k[:, :2], draw(B, H, D, V)
+    copies = [x.repeat_interleave(3, 1) for x in (q, k)]
+    assert_same(chunked([q, k, v, g], s, 16), chunked([*copies, v, g], s, 16))
+    assert_same(chunked([q, k, v, g[:1]], s, 16)[0][0], chunked([*copies, v, g], s, 16)[0][0])
+
+
+@RULES
+@KINDS
+def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay(delta, channels):
+    inputs = [x.float() for x in drawn(130, delta, channels)]
+    g = -0.01 * inputs[3].abs()
+    inputs[3] = torch.where(torch.rand_like(g) < 0.1, -1e5, g)
+    s = torch.randn(B, H, D, V)
+    expected = recurrent([x.double() for x in inputs], s.double())
+    results = chunked([x.requires_grad_() for x in inputs], s, 64)
+    for got, exact in zip(results, expected, strict=True):
+        assert_same(got.double(), exact, atol=1e-5)
+    gradients = torch.autograd.grad(sum(x.sum() for x in results), inputs)
+    assert all(x.isfinite().all() for x in gradients)
+
+
+@RULES
+@KINDS
+@pytest.mark.parametrize(("tokens", "chunk"), [(12, 4), (11, 4), (7, 64)])
+def test_flops_are_the_products_and_the_solve_of_the_chunks(delta, channels, tokens, chunk):
+    with FlopCounterMode(display=False) as products:
+        chunked(drawn(tokens, delta, channels), None, chunk)
+    N = -(-tokens // chunk)
+    C = -(-tokens // N)
+    uncounted = delta * N * C * (C - 1) * (V + D)  # the solve, which torch does not count
+    if channels:  # the score of each token with itself is no product of matrices
+        uncounted += N * 2 * D * (1 + delta) * (1 << (C - 1).bit_length())
+    counted = count_flops(tokens, chunk, H, D, V, delta=delta, channels=channels)
+    assert B * (counted - H * uncounted) == products.get_total_flops()
