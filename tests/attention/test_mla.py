@@ -103,7 +103,6 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
         ("attn.kv_rank=31", "attn.kv_rank: kv_rank=31 does not fit; give 1 to 30"),
         ("attn.query_rank=31", "attn.query_rank: query_rank=31 does not fit"),
         ("attn.rope_dim=3", "attn.rope_dim: rope_dim=3 must be even"),
-        ("attn.rope_dim=4 position=alibi", "attn.rope_dim: rope_dim=4 needs position=rope"),
         ("attn.scale=0", "attn.scale: scale=0 must be a positive number; null: the mecha"),
         ("part=qk_norm", "part: attn=mla keeps no keys and values of each head that a part could"),
     ],

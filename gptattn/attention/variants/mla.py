@@ -52,7 +52,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         *,
         kv_rank: float = 0.3333,
         query_rank: float | None = 0.6667,
-        rope_dim: int | None = None,
+        rope_dim: float | None = None,
         out_bias: bool = True,
         **common: Unpack[Common],
     ) -> None:
@@ -156,14 +156,17 @@ def _rank(name: str, rank: float, width: int, most: int) -> int:
     return rank
 
 
-def rope_size(rope_dim: int | None, head_dim: int, position: HeadPosition | None) -> int:
-    """Return how many numbers of a key rotate; None: half of a head, a multiple of 4."""
-    if position is None or not position.rotates:
-        if rope_dim:
-            raise ValueError(f"rope_dim={rope_dim} needs position=rope; use that, or null")
-        return 0
+def rope_size(rope_dim: float | None, head_dim: int, position: HeadPosition | None) -> int:
+    """Return how many numbers of a key all heads share, a multiple of 4 if it is a share of D."""
     if rope_dim is None:
-        return max(4, 4 * round(head_dim / 8))
-    if rope_dim < 2 or rope_dim % 2:
-        raise ValueError(f"rope_dim={rope_dim} must be even, 2 or more, for rotary positions")
+        if position is None or not position.rotates:
+            return 0
+        rope_dim = 0.5
+    if isinstance(rope_dim, float) and 0 < rope_dim < 1:
+        return max(4, 4 * round(rope_dim * head_dim / 4))
+    if not isinstance(rope_dim, int) or rope_dim < 2 or rope_dim % 2:
+        raise ValueError(
+            f"rope_dim={rope_dim} must be even, 2 or more, for rotary positions, or a share of a "
+            "head below 1"
+        )
     return rope_dim
