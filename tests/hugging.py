@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -159,3 +160,59 @@ def assert_agreement(
     for pair, gradient, other in zip(pairs, got[1:], wanted[1:], strict=True):
         expected = pair.part(other)
         torch.testing.assert_close(gradient.view_as(expected), expected, **near)
+
+
+def pairs_of_kda(mine: Any, theirs: Any) -> list[Pair]:
+    """Where the parameters of our KDA lie in theirs."""
+    gates = theirs.forget_gate
+    return [
+        Pair(mine.W_query.weight, theirs.q_proj.weight),
+        Pair(mine.W_key.weight, theirs.k_proj.weight),
+        Pair(mine.W_value.weight, theirs.v_proj.weight),
+        Pair(mine.W_decay_down.weight, gates.f_a_proj.weight),
+        Pair(mine.W_decay_up.weight, gates.f_b_proj.weight),
+        Pair(mine.a_log_H, gates.A_log),
+        Pair(mine.decay_bias_C, gates.dt_bias),
+        Pair(mine.W_gate_down.weight, theirs.g_a_proj.weight),
+        Pair(mine.W_gate_up.weight, theirs.g_b_proj.weight),
+        Pair(mine.W_beta.weight, theirs.b_proj.weight),
+        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+        Pair(mine.gain_V, theirs.o_norm.weight),
+        Pair(mine.out_proj.weight, theirs.o_proj.weight),
+    ]
+
+
+def pairs_of_mamba2(mine: Any, theirs: Any) -> list[Pair]:
+    """Where the parameters of our Mamba-2 lie in theirs."""
+    sizes = [mine.W_gate, mine.W_value, mine.W_key, mine.W_query, mine.W_step]
+    ends = list(accumulate(W.out_features for W in sizes))
+    rows = zip(sizes, [0, *ends], ends, strict=False)
+    weight = theirs.in_proj.weight
+    return [
+        *(Pair(W.weight, weight, lambda x, a=a, b=b: x[a:b]) for W, a, b in rows),
+        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+        Pair(mine.conv.bias_C, theirs.conv1d.bias),
+        Pair(mine.a_log_H, theirs.A_log),
+        Pair(mine.step_bias_H, theirs.dt_bias),
+        Pair(mine.skip_H, theirs.D),
+        Pair(mine.gain_C, theirs.norm.weight),
+        Pair(mine.out_proj.weight, theirs.out_proj.weight),
+    ]
+
+
+def pairs_of_lightning(mine: Any, theirs: Any) -> list[Pair]:
+    """Where the parameters of our lightning attention lie in theirs."""
+    together = theirs.qkv_proj.weight
+
+    def rows(which: int) -> Callable[[Tensor], Tensor]:
+        """Theirs keeps the rows of a head's queries, keys and values together."""
+        return lambda weight: weight.unflatten(0, (H, 3, -1))[:, which]
+
+    return [
+        Pair(mine.W_query.weight, together, rows(0)),
+        Pair(mine.W_key.weight, together, rows(1)),
+        Pair(mine.W_value.weight, together, rows(2)),
+        Pair(mine.W_gate.weight, theirs.output_gate.weight),
+        Pair(mine.gain_C, theirs.norm.weight),
+        Pair(mine.out_proj.weight, theirs.out_proj.weight),
+    ]

@@ -123,7 +123,8 @@ def quote(value: str) -> str:
     return f"'{escaped}'"
 
 
-# How a recipe's numbers shrink with the model, in YAML as ${kv_heads:8} and ${tokens:128,4096}.
+# How a recipe's numbers follow the model, in YAML as ${kv_heads:8}, ${tokens:128,4096} and
+# ${head_size_to:-1}.
 
 
 def choose_kv_heads(group: int, _root_: DictConfig) -> int:
@@ -139,5 +140,11 @@ def scale_tokens(tokens: int, context: int, _root_: DictConfig) -> int:
     return min(length, max(FEWEST_TOKENS, math.ceil(tokens * length / context)))
 
 
+def raise_head_size(power: float, _root_: DictConfig) -> float:
+    """Return this power of the size of the model's heads."""
+    return (_root_.model.d_model / _root_.model.num_heads) ** power
+
+
+OmegaConf.register_new_resolver("head_size_to", raise_head_size, replace=True)
 OmegaConf.register_new_resolver("kv_heads", choose_kv_heads, replace=True)
 OmegaConf.register_new_resolver("tokens", scale_tokens, replace=True)

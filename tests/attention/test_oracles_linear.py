@@ -1,14 +1,23 @@
 """The mechanisms that keep a state against transformers' classes with the same weights."""
 
 from collections.abc import Callable
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
 from building import disturb
 from contract import assert_same, decode, draw
-from hugging import B, E, H, Pair, T, assert_agreement, keep_float64
+from hugging import (
+    B,
+    E,
+    H,
+    T,
+    assert_agreement,
+    keep_float64,
+    pairs_of_kda,
+    pairs_of_lightning,
+    pairs_of_mamba2,
+)
 from torch import Tensor, nn
 from transformers import KimiLinearConfig, Mamba2Config, MiniMaxConfig
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
@@ -52,22 +61,7 @@ def test_kda_is_kimi_linears():
             layer_types=["linear_attention"],
         )
         theirs = KimiLinearDeltaAttention(config, layer_idx=0)
-    gates = theirs.forget_gate
-    pairs = [
-        Pair(mine.W_query.weight, theirs.q_proj.weight),
-        Pair(mine.W_key.weight, theirs.k_proj.weight),
-        Pair(mine.W_value.weight, theirs.v_proj.weight),
-        Pair(mine.W_decay_down.weight, gates.f_a_proj.weight),
-        Pair(mine.W_decay_up.weight, gates.f_b_proj.weight),
-        Pair(mine.a_log_H, gates.A_log),
-        Pair(mine.decay_bias_C, gates.dt_bias),
-        Pair(mine.W_gate_down.weight, theirs.g_a_proj.weight),
-        Pair(mine.W_gate_up.weight, theirs.g_b_proj.weight),
-        Pair(mine.W_beta.weight, theirs.b_proj.weight),
-        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
-        Pair(mine.gain_V, theirs.o_norm.weight),
-        Pair(mine.out_proj.weight, theirs.o_proj.weight),
-    ]
+    pairs = pairs_of_kda(mine, theirs)
     assert_agreement(mine, run(theirs), pairs)
 
 
@@ -86,20 +80,7 @@ def test_mamba2_is_transformers(groups):
             num_hidden_layers=1,
         )
         theirs = Mamba2Mixer(config, layer_idx=0)
-    sizes = [mine.W_gate, mine.W_value, mine.W_key, mine.W_query, mine.W_step]
-    ends = list(accumulate(W.out_features for W in sizes))
-    rows = zip(sizes, [0, *ends], ends, strict=False)
-    weight = theirs.in_proj.weight
-    pairs = [
-        *(Pair(W.weight, weight, lambda x, a=a, b=b: x[a:b]) for W, a, b in rows),
-        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
-        Pair(mine.conv.bias_C, theirs.conv1d.bias),
-        Pair(mine.a_log_H, theirs.A_log),
-        Pair(mine.step_bias_H, theirs.dt_bias),
-        Pair(mine.skip_H, theirs.D),
-        Pair(mine.gain_C, theirs.norm.weight),
-        Pair(mine.out_proj.weight, theirs.out_proj.weight),
-    ]
+    pairs = pairs_of_mamba2(mine, theirs)
     assert_agreement(mine, run(theirs), pairs)
 
 
@@ -117,20 +98,7 @@ def test_lightning_is_minimaxs(number):
             block_size=8,
         )
         theirs = MiniMaxLightningAttention(config, layer_idx=number)
-    together = theirs.qkv_proj.weight
-
-    def rows(which: int) -> Callable[[Tensor], Tensor]:
-        """Theirs keeps the rows of a head's queries, keys and values together."""
-        return lambda weight: weight.unflatten(0, (H, 3, -1))[:, which]
-
-    pairs = [
-        Pair(mine.W_query.weight, together, rows(0)),
-        Pair(mine.W_key.weight, together, rows(1)),
-        Pair(mine.W_value.weight, together, rows(2)),
-        Pair(mine.W_gate.weight, theirs.output_gate.weight),
-        Pair(mine.gain_C, theirs.norm.weight),
-        Pair(mine.out_proj.weight, theirs.out_proj.weight),
-    ]
+    pairs = pairs_of_lightning(mine, theirs)
     given = {"position_embeddings": None, "attention_mask": None}
     assert_agreement(mine, run(theirs, **given), pairs)
 
