@@ -5,7 +5,8 @@ from pathlib import Path
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-GROUPS = ("attn", "part", "position", "block", "model", "data", "tokenizer", "optim", "experiment")
+GROUPS = ("attn", "part", "position", "block", "model", "data", "tokenizer", "optim")
+GROUPS += ("recipe", "experiment")
 
 
 class OwnConfigs(SearchPathPlugin):

@@ -19,7 +19,7 @@ from gptattn.settings.config import Spec, TrainConfig
 
 # Settings that the weights do not depend on.
 WEIGHTLESS_SETTINGS = ("backend", "dropout")
-ROPE = ("base", "fraction", "stretch")  # settings of rotary positions
+ROPE = ("base", "fraction", "stretch", "pairs")  # settings of rotary positions
 
 
 def convert_heads(
@@ -91,7 +91,13 @@ def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
     }
     if cfg.model.mlp == "none":
         del known["model.d_mlp"]
-    known |= {f"position.{name}": cfg.position[name] for name in ROPE if name in cfg.position}
+    for name in ROPE:
+        kinds = [kind for kind in cfg.kinds() if name in kind.position]
+        if len({kind.position[name] for kind in kinds}) == 1:
+            known[f"position.{name}"] = kinds[0].position[name]
+        for kind in kinds if f"position.{name}" not in known else ():
+            layer = kind.field.replace("pattern.", "layers.")
+            known[f"{layer}.position.rope.{name}"] = kind.position[name]
     attentions = [block.attention for block in model.layers()]
     with_heads = next((one for one in attentions if isinstance(one, HasHeads)), None)
     if with_heads is not None:
