@@ -231,6 +231,8 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     "torture.py": lambda arguments: torture.parse(torture.Arguments, arguments),
     "bench.py": _bench,
     "simulate_statistics.py": _read_options("simulate_statistics"),
+    "recipes.py": _run("recipes.py"),
+    "recipes_page.py": _read_options("recipes_page"),
     "variants_page.py": _read_options("variants_page"),
     "make": _make,
     "pip": _leave,

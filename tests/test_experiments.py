@@ -43,6 +43,10 @@ def test_every_run_of_an_experiment_composes_and_no_two_are_the_same(experiment:
     assert len({repr(cfg) for cfg in found}) >= len(found) - same
 
 
+def test_one_experiment_has_every_recipe() -> None:
+    assert sorted(sweeper("recipes")["params"]["recipe"].split(",")) == sorted(menu("recipe"))
+
+
 @pytest.mark.slow
 def test_the_grid_is_that_of_the_paper_with_64_epochs_of_its_rows() -> None:
     found = jobs("zoology_fig2_grid")

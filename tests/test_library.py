@@ -11,18 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from contract import assert_same
 from runfolders import write_sweep
 from support import command, config, losses, process_state, tiny
 
 import gptattn
+from gptattn.attention import CacheGroup, Shared
 from gptattn.cli.commands import generate
-from gptattn.errors import RunFolderError, UserError
+from gptattn.errors import ConfigError, RunFolderError, UserError
 from gptattn.machine.console import make_printable
 from gptattn.runs.load import SavedRun
+from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.training.run import train
 
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
+SIZES = {"d_model": 24, "num_heads": 4, "num_layers": 6, "context_length": 64}
 
 
 @pytest.mark.slow
@@ -38,7 +43,7 @@ def test_the_pages_blocks_run_one_after_the_other(
             exec(compile(block, PAGE.name, "exec"), known)
     # Only what the page's code prints: the training itself prints nothing.
     out, err = capfd.readouterr()
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert re.findall(r"^(mha|gqa) \d\.\d+$", out, re.MULTILINE) == ["mha", "gqa"]
     assert "\nThe class" in out
     runs = known["runs"].sort_values("variant")
@@ -117,3 +122,47 @@ def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path: Path) -> None:
     assert one.data["path"] == str(book)
     assert settings().variant == "mha"
     assert settings(["attn=gqa"]).attn["num_kv_heads"] == 2
+
+
+def test_built_layers_are_those_of_the_recipes_model() -> None:
+    given = [f"model.{name}={size}" for name, size in SIZES.items()]
+    model = build_model(settings(["recipe=gemma3", *given]), vocab_size=5)
+    layers = gptattn.build_layers(recipe="gemma3", **SIZES)
+    for own, block in zip(layers, model.layers(), strict=True):
+        own.load_state_dict(block.attention.state_dict())
+        x = torch.randn(2, 13, 24)
+        assert_same(own(x), block.attention(x))
+
+
+def test_built_layers_that_share_state_decode_as_they_read() -> None:
+    given = ("position=rope", "part=[value_residual]", "attn.window=5")
+    layers = gptattn.build_layers(*given, attn="gqa", **SIZES).double()
+    assert {layer.window for layer in layers} == {5}
+    caches = CacheGroup([layer.new_cache(1, 11) for layer in layers])
+
+    def read(x: torch.Tensor, caches: list[Any], shared: Shared) -> torch.Tensor:
+        for layer, cache in zip(layers, caches, strict=True):
+            x = x + layer(x, cache, shared)
+        return x
+
+    x, steps = torch.randn(1, 11, 24).double(), []
+    for t in range(11):
+        shared = Shared(caches.next_positions(1))
+        steps.append(read(x[:, t : t + 1], caches.caches, shared))
+        caches.advance(1)
+    assert_same(torch.cat(steps, 1), read(x, [None] * 6, Shared(range(11))))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"recipe": "gema3"}, "recipe: 'gema3' is unknown; did you mean gemma3? one of "),
+        ({"recipe": "qwen3_5"}, "recipe: 'qwen3_5' is unknown; did you mean qwen3_next? one of "),
+        ({"recipe": "gemma4"}, "recipe: gemma4 is not offered: its attention has not been "),
+        ({"attn": "gqaa"}, "attn: 'gqaa' is unknown; did you mean gqa? one of "),
+        ({"recipe": "gemma3", "num_layers": 5}, "pattern: the 6 layers of gemma3 do not fit "),
+    ],
+)
+def test_a_mistake_in_what_to_build_is_the_commands_line(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        gptattn.build_layers(**SIZES | given)

@@ -79,5 +79,6 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
 
     # Each command says how it is called itself.
-    for name in ("compare", "evaluate", "generate", "convert", "attention-map", "prepare", "new"):
+    names = "compare evaluate generate convert attention-map prepare recipes new"
+    for name in names.split():
         assert f"gptattn-{name} " in call(scripts / f"gptattn-{name}", "--help", cwd=folder)

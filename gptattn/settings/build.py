@@ -17,6 +17,7 @@ from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, BlockStyle
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.settings.compose import settings
 from gptattn.settings.config import (
     MASK_DOCUMENTS,
     BlockConfig,
@@ -32,6 +33,7 @@ from gptattn.settings.construct import (
     find_target,
     named_arguments,
 )
+from gptattn.settings.layers import quote
 from gptattn.settings.values import check_type
 
 # Settings of a position, and a number of heads -> the encoding that layers with both share.
@@ -118,6 +120,46 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
         raise ConfigError("pattern", f"{said}; put one that does after it")
     return built
+
+
+def build_layers(
+    *overrides: str,
+    d_model: int,
+    num_heads: int,
+    num_layers: int,
+    context_length: int,
+    recipe: str | None = None,
+    attn: str | None = None,
+) -> nn.ModuleList:
+    """Build the attention layers of a recipe, or of an attention, for your own training loop.
+
+    Each is an `Attention`, x [B, T, d_model] -> y [B, T, d_model], with its positions and parts,
+    initialised as in a run. Norms, residuals and MLPs are yours; so are positions that act on
+    embeddings: those of recipe=gpt2, and of attn= without "position=rope". `overrides` are
+    train.py's, such as "attn.window=32"; without `recipe` and `attn` they choose the layers.
+
+    Layers that share state (cross_layer, value_residual) need one `Shared` per forward pass, the
+    same for all layers: `layer(x, cache, shared)` with `shared = Shared(range(T))`, or with caches
+    `Shared(caches.next_positions(T))` of their `CacheGroup`. Layers without it may have it too.
+
+    Raises ConfigError, with train.py's message.
+    """
+    sizes = {
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "num_layers": num_layers,
+        "context_length": context_length,
+    }
+    named = {"recipe": recipe, "attn": attn}
+    cfg = settings(
+        [
+            *(f"{group}={quote(name)}" for group, name in named.items() if name is not None),
+            *(f"model.{name}={size}" for name, size in sizes.items()),
+            "model.mlp=none",  # they are not used
+            *overrides,
+        ]
+    )
+    return nn.ModuleList(block.attention for block in build_model(cfg, vocab_size=1).layers())
 
 
 def build_layer(

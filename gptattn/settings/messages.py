@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gptattn.errors import ConfigError, UserError
 from gptattn.settings.config import Settings
 from gptattn.settings.construct import SETTING_OF
-from gptattn.settings.values import REMOVED, explain_omegaconf_error, suggest
+from gptattn.settings.values import NO_RECIPE, REMOVED, explain_omegaconf_error, suggest
 
 # Hydra's message -> ours about the setting {0} with the value {1}.
 SAYINGS = {
@@ -45,6 +45,8 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
             return ConfigError("launcher", "needs its plugin: pip install hydra-ray-launcher")
         if not group:
             return ConfigError("--config-name", f"{choice!r} does not exist; train is the default")
+        if group == "recipe" and choice in NO_RECIPE:
+            return ConfigError(group, f"{choice} is not offered: {NO_RECIPE[choice]}")
         # Hydra gives no options for a name in a list, but it names the folders where it looked.
         folders = [Path(folder, group) for folder in re.findall(r"path=file://(\S+)", str(error))]
         files = {file.stem for folder in folders for file in folder.glob("*.yaml")}

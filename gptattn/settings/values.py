@@ -38,6 +38,7 @@ NAMES_ELSEWHERE = {
     "mla": "latent deepseek",
     "gated_deltanet": "gdn linear delta deltanet",
     "attn.backend=sdpa": "flash flash_attention flashattention flash_attn fused",
+    "qwen3_next": "qwen3_5 qwen3.5",
     "rope": "rotary",
     "learned": "absolute trained",
     "sinusoidal": "sin sine fixed",
@@ -63,6 +64,12 @@ NAMES_ELSEWHERE = {
     "data.path": "file text_file",
     "experiment_name": "experiment_dir name",
     "run_dir": "out out_dir output_dir logdir",
+}
+# Recipes that are asked for, and why there is none.
+NO_RECIPE = {
+    name: "its attention has not been reproduced here against another implementation; "
+    f"recipe={near} is the nearest"
+    for name, near in (("gemma4", "gemma3"), ("deepseek_v4", "deepseek_v3"))
 }
 OURS = {word: ours for ours, words in NAMES_ELSEWHERE.items() for word in words.split()}
 

@@ -9,7 +9,9 @@ from gptattn.cli.arguments import parse
 from gptattn.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "evaluate", "prepare"])
+@pytest.mark.parametrize(
+    "name", ["generate", "convert", "attention_map", "evaluate", "prepare", "recipes"]
+)
 def test_the_help_of_a_script_fits_80_columns(name, call):
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")

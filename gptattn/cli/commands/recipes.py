@@ -1,0 +1,116 @@
+"""Lists the recipes of released models whose cache fits, cheapest first.
+
+That is the cache of one row, counted in half precision; nothing is trained or measured. Other
+arguments are settings of train.py, such as model=gpt2_small; the default is model=deep.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+
+from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
+from gptattn.cli.arguments import option, parse, run_script
+from gptattn.errors import ConfigError
+from gptattn.model.cost import count_parameters
+from gptattn.model.gpt import GPT
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF, settings
+
+VOCABULARY = 256  # of bytes
+PREFIXES = " kMG"
+
+
+@dataclass
+class Arguments:
+    """cache_bytes=1MB context=32768"""
+
+    cache_bytes: str = option("most bytes of the cache, as 1MB (10^6), 1MiB (2^20), 800kB or 2GB")
+    context: int = option("tokens in the cache", 32768, least=1)
+
+
+def list_fitting(arguments: Sequence[str]) -> None:
+    """Print the recipes that fit, then what the others need, or why they cannot be built.
+
+    Raises ConfigError, which names the argument.
+    """
+    names = {one.name for one in fields(Arguments)}
+    own = [one for one in arguments if one.partition("=")[0] in names or "=" not in one]
+    args = parse(Arguments, own)
+    most = read_bytes(args.cache_bytes)
+    given = [
+        "model=deep",
+        f"model.context_length={args.context}",
+        *(one for one in arguments if one not in own),
+    ]
+    build_recipe("llama3", *given)  # what is wrong in any recipe is an error
+    caches, rows, left_out = dict[str, int](), dict[str, str](), list[str]()
+    for name in list_recipes():
+        try:
+            model = build_recipe(name, *given)
+        except ConfigError as error:
+            left_out.append(f"{name}: {error.message}")
+            continue
+        caches[name] = count_cache(model)
+        rows[name] = f"{count_parameters(model):>14,}  {', '.join(count_kinds(model))}"
+    ranked = sorted(caches, key=lambda name: caches[name])
+    width = max(map(len, rows))
+    if caches[ranked[0]] <= most:
+        print(f"{'recipe':{width}}  {'cache bytes':>14}  {'parameters':>14}  layers")
+    for name in ranked:
+        if caches[name] <= most:
+            print(f"{name:{width}}  {caches[name]:>14,}  {rows[name]}")
+    large = [f"{name} ({caches[name]:,})" for name in ranked if caches[name] > most]
+    print("\n".join([f"too large: {', '.join(large)}"] * bool(large) + left_out))
+
+
+def read_bytes(text: str) -> float:
+    """Return the number of bytes of a text such as 1MB or 1MiB. Raises ConfigError."""
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?)([{PREFIXES}]?)(i?)B?", text)
+    if found is None:
+        raise ConfigError("cache_bytes", f"{text!r} is no size; give 1000000, 1MB or 1MiB")
+    return float(found[1]) * (1024 if found[3] else 1000) ** PREFIXES.index(found[2] or " ")
+
+
+def list_recipes() -> list[str]:
+    """Return the names of the files in conf/recipe."""
+    return sorted(file.stem for file in (CONF / "recipe").glob("*.yaml"))
+
+
+def build_recipe(name: str, *overrides: str, device: str = "meta") -> GPT:
+    """Build the recipe's model, on the meta device without memory. Raises ConfigError."""
+    with torch.device(device):
+        return build_model(settings([f"recipe={name}", *overrides]), VOCABULARY)
+
+
+def name_kinds(model: GPT) -> list[str]:
+    """Return of each layer: full, window, no positions, latent or linear."""
+    found = []
+    for layer in (block.attention for block in model.layers()):
+        if not isinstance(layer, SoftmaxAttention):
+            found.append("linear")
+        elif isinstance(layer, MultiHeadLatentAttention):
+            found.append("latent")
+        elif layer.window is not None:
+            found.append("window")
+        else:
+            placed = layer.position is not None or model.input_position is not None
+            found.append("full" if placed else "no positions")
+    return found
+
+
+def count_kinds(model: GPT) -> list[str]:
+    """Return the number of layers of each kind: ["10 window", "2 full"]."""
+    kinds = name_kinds(model)
+    return [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+
+
+def count_cache(model: GPT, tokens: int | None = None) -> int:
+    """Return the bytes of one row's cache in half precision, by default for the whole context."""
+    return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes
+
+
+def main() -> int:
+    """Run `recipes cache_bytes=... [OVERRIDE...]`. Returns the exit code."""
+    return run_script(list_fitting, Arguments, __doc__)

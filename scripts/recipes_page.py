@@ -1,0 +1,167 @@
+"""Writes the table and the picture of docs/recipes.md: what each recipe costs beside llama3.
+
+python scripts/recipes_page.py [--rounds 5] [--threads 2] takes about five minutes. A recipe's
+release is the line `# Release: NAME, YEAR.` at its file's top. Parameters and caches are counted,
+and speed is measured, at GPT-2 small's size; the words of the page around the table stay.
+"""
+
+import argparse
+import io
+import re
+from collections.abc import Mapping
+from functools import partial
+from statistics import median
+
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from measuring.decode import layer_seconds
+from measuring.menu import Stack
+from measuring.rounds import interleave, ratio, set_threads, spread, timed
+
+from gptattn.cli.commands.recipes import (
+    VOCABULARY,
+    build_recipe,
+    count_cache,
+    count_kinds,
+    list_recipes,
+    name_kinds,
+)
+from gptattn.compare.plots import COLOURS, STYLE
+from gptattn.machine.device import device_name
+from gptattn.machine.disk import write_atomically
+from gptattn.model.cost import count_parameters
+from gptattn.model.gpt import GPT
+from gptattn.settings.compose import CONF
+
+DOCS = CONF.parent / "docs"
+PAGE, BASE = DOCS / "recipes.md", "llama3"
+TRAIN_T, DECODE_S, CACHE_S = 512, 1024, (8192, 32768)
+BLUE, ORANGE, GREEN, _, PINK, SKY = COLOURS
+KINDS = {"full": BLUE, "window": SKY, "no positions": ORANGE, "latent": PINK, "linear": GREEN}
+TABLE = re.compile(r"(<!-- table -->\n).*(\n<!-- end of the table -->)", re.DOTALL)
+HEADINGS = (
+    "| recipe | release | year | layers | parameters | cache, 8,192 | cache, 32,768 | training "
+    "| decoding |\n| --- | --- | --- | --- |" + " ---: |" * 5
+)
+Seconds = Mapping[str, list[float]]  # by round, of each recipe
+
+
+def build(name: str, context: int = DECODE_S, device: str = "meta") -> GPT:
+    """Build the recipe at GPT-2 small's size."""
+    given = "model=gpt2_small", f"model.context_length={context}"
+    return build_recipe(name, *given, device=device)
+
+
+def release(name: str) -> tuple[str, str]:
+    """Return the year of the released model, and its name."""
+    text = (CONF / "recipe" / f"{name}.yaml").read_text(encoding="utf-8")
+    found = re.search(r"^# Release: (.+), (\d{4})\.$", text, re.MULTILINE)
+    if found is None:
+        raise SystemExit(f"error: conf/recipe/{name}.yaml has no line `# Release: NAME, YEAR.`")
+    return found[2], found[1]
+
+
+def oldest_first() -> list[str]:
+    """Return the names of all recipes by year."""
+    return sorted(list_recipes(), key=lambda name: (release(name)[0], name))
+
+
+def costs(name: str) -> list[float]:
+    """Return the parameters, and the bytes of a cache of each length in CACHE_S, in one model."""
+    longest = build(name, max(CACHE_S))
+    return [count_parameters(build(name)), *(count_cache(longest, S) for S in CACHE_S)]
+
+
+def row(name: str) -> str:
+    """Return the beginning of a recipe's row: what is not measured."""
+    year, title = release(name)
+    shares = [f"{a / b:.2f}" for a, b in zip(costs(name), costs(BASE), strict=True)]
+    layers = ", ".join(count_kinds(build(name)))
+    return f"| {name} | {title} | {year} | {layers} | {' | '.join(shares)} |"
+
+
+def measure(rounds: int) -> tuple[Seconds, Seconds]:
+    """Return the seconds of a training step and of a decoded token."""
+    models = {name: build(name, device="cpu") for name in list_recipes()}
+    ids = torch.randint(VOCABULARY, (1, TRAIN_T))
+
+    def train(model: GPT) -> float:
+        model.zero_grad()
+        return timed(lambda: model.loss(ids, ids).backward(), warm_up=0, steps=1)
+
+    def decode(model: GPT) -> float:
+        model.zero_grad()
+        stack = Stack(model.layers())
+        return layer_seconds(stack, 1, DECODE_S) * len(stack)
+
+    works = {(of, name): partial(of, one) for name, one in models.items() for of in (train, decode)}
+    interleave(works, 1)  # to warm up
+    seconds = interleave(works, rounds)
+    training = {name: seconds[train, name] for name in models}
+    return training, {name: seconds[decode, name] for name in models}
+
+
+def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
+    """Return the table, and the figures of BASE below it."""
+    lines = [HEADINGS]
+    for name in oldest_first():
+        speeds = [
+            f"{ratio(seconds[BASE], seconds[name]):.2f} ± {spread(seconds[name]):.0%} |"
+            for seconds in (training, decoding)
+        ]
+        lines.append(f"{row(name)} {' '.join(speeds)}")
+    params, *caches = costs(BASE)
+    held = " and ".join(f"{held / 1e6:,.0f} MB" for held in caches)
+    return "\n".join(lines) + (
+        f"\n\n`{BASE}` has {params / 1e6:.1f} million parameters, caches {held}, trains "
+        f"{TRAIN_T / median(training[BASE]):,.0f} tokens/s and decodes "
+        f"{1 / median(decoding[BASE]):,.1f} tokens/s in float32 on {torch.get_num_threads()} "
+        f"threads of a processor that calls itself {device_name(torch.device('cpu'))}, medians "
+        f"of {rounds} rounds."
+    )
+
+
+def draw(strips: Mapping[str, list[str]], suffix: str) -> bytes:
+    """Return a picture of each recipe's layers, the first on the left, coloured by kind."""
+    style = {"figure.facecolor": "white", "axes.grid": False, "svg.hashsalt": "recipes"}
+    with rc_context(STYLE | style):
+        figure = Figure((6.4, 0.7 + 0.21 * len(strips)), layout="constrained")
+        axes = figure.add_subplot()
+        for y, strip in enumerate(strips.values()):
+            axes.barh(y, 0.93, 0.8, [*range(len(strip))], color=[KINDS[kind] for kind in strip])
+        axes.set_yticks(range(len(strips)), [f"{n}, {release(n)[0]}" for n in strips])
+        axes.set_xticks([])
+        axes.invert_yaxis()
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        patches = [Patch(color=colour, label=kind) for kind, colour in KINDS.items()]
+        figure.legend(handles=patches, loc="outside upper center", ncols=len(KINDS))
+        out = io.BytesIO()
+        figure.savefig(out, format=suffix, dpi=150, metadata={NAMED[suffix]: None})
+    return out.getvalue()
+
+
+NAMED = {"svg": "Date", "png": "Software"}  # what would differ next time
+
+
+def main() -> None:
+    """Measure, and write the table and the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    set_threads(args.threads)
+    text = table(*measure(args.rounds), args.rounds)
+    page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
+    write_atomically(PAGE, lambda file: file.write(page.encode()))
+    strips = {name: name_kinds(build(name)) for name in oldest_first()}
+    for suffix in NAMED:
+        picture = draw(strips, suffix)
+        write_atomically(DOCS / f"recipes.{suffix}", lambda file, made=picture: file.write(made))
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Which recipes fit: their caches, worked by hand, and mistakes in the arguments."""
+
+import pytest
+
+from gptattn.cli.commands import recipes
+from gptattn.cli.commands.recipes import read_bytes
+
+
+def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
+    monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "gpt2", "llama3"])
+    code, out, err = call("recipes", "cache_bytes=131072", "context=128")
+    assert (code, err) == (0, "")
+    _, *rows, others = out.splitlines()
+    # Eight layers, 16 numbers to a head, keys and values, two bytes each: two heads of 128 tokens.
+    # Gemma 3 keeps 8 tokens in seven of the layers; GPT-2 has four heads.
+    assert [row.split()[:2] for row in rows] == [["gemma3", "23,552"], ["llama3", "131,072"]]
+    assert rows[0].endswith("7 window, 1 full")
+    assert others == "too large: gpt2 (262,144)"
+
+
+def test_a_recipe_that_is_longer_than_the_model_is_left_out_and_named(call, monkeypatch) -> None:
+    monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "llama3"])
+    code, out, _ = call("recipes", "cache_bytes=1GB", "model.num_layers=4")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("gemma3: the 6 layers of gemma3 do not fit model.num_")
+
+
+def test_a_size_is_in_bytes_or_has_a_unit() -> None:
+    sizes = {"1000": 1000, "1.5MB": 1.5e6, "2GB": 2e9, "8kB": 8000, "1MiB": 2**20, "3G": 3e9}
+    assert {text: read_bytes(text) for text in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["cache_bytes=much"], "cache_bytes: 'much' is no size; give 1000000, 1MB or 1MiB"),
+        (["context=64"], "cache_bytes: is missing; give cache_bytes="),
+        (["cache_bytes=1MB", "context=0"], "context: 0 is out of range; give 1 or more"),
+        (["cache_bytes=1MB", "model=huge"], "model: 'huge' is unknown; one of "),
+        (["cache_bytes=1MB", "model.d_modl=8"], "model.d_modl: is not a setting; did you mean "),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_its_argument(call, arguments, said) -> None:
+    code, out, err = call("recipes", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
