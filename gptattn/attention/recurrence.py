@@ -33,7 +33,7 @@ def step(
     g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
-    arXiv:2510.26692, eq. 1; without beta: Yang et al. 2023, arXiv:2312.06635, eq. 3.
+    arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1.
     """
     decay = g.exp()[..., None] if g.ndim == q_BHD.ndim else g.exp()[..., None, None]
     s_BHDV = decay * s_BHDV
@@ -60,11 +60,13 @@ def chunked_linear(
     G = H. Without a state it starts at zero.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, sec. 6; per channel: Yang et al. 2023,
-    arXiv:2312.06635, sec. 4.
+    arXiv:2312.06635, sec. 4.2.
     """
     T, G = q_BGTD.shape[2], q_BGTD.shape[1]
     R, V = v_BHTV.shape[1] // G, v_BHTV.shape[3]
-    q, k, v, g = split_chunks(chunk, q_BGTD, k_BGTD, v_BHTV, g)
+    # Contiguous, or each product would copy its factors again.
+    inputs = (x.contiguous() for x in (q_BGTD, k_BGTD, v_BHTV))
+    q, k, v, g = split_chunks(chunk, *inputs, g)
     starts = split_starts(start_BT, q.shape[3])
     # Heads that share a key lie side by side in the columns of v and of the state.
     if g.ndim == q.ndim:
