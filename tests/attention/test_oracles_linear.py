@@ -1,4 +1,4 @@
-"""kda, mamba2 and lightning: transformers' classes with the same weights, identities, their state."""
+"""kda, mamba2 and lightning against transformers' classes and their definitions; their state."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -163,7 +163,7 @@ def test_lightning_is_linear_attention_with_the_fixed_decay_of_its_head_and_laye
     mine, x = layer(LightningAttention, layer=1, num_layers=4, chunk=4), draw(B, T, E)
     inputs = (split_heads(F.silu(W(x)), H) for W in (mine.W_query, mine.W_key, mine.W_value))
     depth = 1 - 1 / (3 + 1e-5) + 1e-5
-    g = torch.tensor([-(2 ** (-8 * h / H)) * depth for h in range(1, H + 1)]).double()
+    g = -torch.exp2(-8 * torch.arange(1, H + 1).double() / H) * depth
     y = recurrent(*inputs, g[None, :, None].expand(B, H, T)).transpose(1, 2).flatten(2)
     y = y / (y.square().mean(-1, keepdim=True) + mine.norm_eps).sqrt() * mine.gain_C
     assert_same(mine(x), mine.out_proj(y * mine.W_gate(x).sigmoid()))
@@ -200,7 +200,7 @@ def test_parameters_are_those_of_the_docstrings():
         ("attn=kda attn.expand=0.5", "attn.expand: expand=0.5 makes heads of 2.5; give a multiple"),
         ("attn=kda attn.conv_size=12", "attn.conv_size: conv_size=12 is above context_length=11"),
         ("attn=lightning attn.chunk=0", "attn.chunk: chunk=0 must be 1 or more tokens"),
-        ("attn=mamba2 attn.state_size=0", "attn.state_size: state_size=0 must be 1 or more"),
+        ("attn=mamba2 attn.state_size=0", "attn.state_size: state_size=0 must be positive"),
         ("attn=mamba2 attn.groups=5", "attn.groups: groups=5 must divide 12 heads; one of"),
         ("attn=mamba2 attn.head_dim=7", "attn.expand: expand=2.0 makes 60 channels, which are no"),
     ],
