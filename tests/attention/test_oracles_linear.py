@@ -202,7 +202,10 @@ def test_parameters_are_those_of_the_docstrings():
         ("attn=lightning attn.chunk=0", "attn.chunk: chunk=0 must be 1 or more tokens"),
         ("attn=mamba2 attn.state_size=0", "attn.state_size: state_size=0 must be positive"),
         ("attn=mamba2 attn.groups=5", "attn.groups: groups=5 must divide 12 heads; one of"),
-        ("attn=mamba2 attn.head_dim=7", "attn.expand: expand=2.0 makes 60 channels, which are no"),
+        (
+            "attn=mamba2 attn.head_dim=7",
+            "attn.expand: expand=2.0 makes 60 channels, which heads of 7",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_named(chosen, said):
