@@ -222,16 +222,16 @@ def decay_channels(
     """
     C, kinds = k.shape[-2], len(rows)
     more = (1 << (C - 1).bit_length()) - C
-    *rows, k, since = (F.pad(x, (0, 0, 0, more)) for x in (*rows, k, g))
+    *filled, k, since = (F.pad(x, (0, 0, 0, more)) for x in (*rows, k, g))
     # Of the blocks: decay since before its first token, and to its last, [..., blocks, size, D].
     since = since.exp().unsqueeze(-2)
     to_last = torch.ones_like(since)
-    scores = torch.stack([(x * k).sum(-1) for x in rows], -1)[..., None, None]
+    scores = torch.stack([(x * k).sum(-1) for x in filled], -1)[..., None, None]
     size = 1
     while size < C:
         since_1, since_2 = since.unflatten(-3, (-1, 2)).unbind(-3)
         to_last_1, to_last_2 = to_last.unflatten(-3, (-1, 2)).unbind(-3)
-        halves = (x.unflatten(-2, (-1, 2, size))[..., 1, :, :] for x in rows)
+        halves = (x.unflatten(-2, (-1, 2, size))[..., 1, :, :] for x in filled)
         left = torch.cat([half * since_2 for half in halves], -2)
         right = k.unflatten(-2, (-1, 2, size))[..., 0, :, :] * to_last_1
         below = (left @ right.mT).unflatten(-2, (kinds, size))

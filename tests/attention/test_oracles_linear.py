@@ -204,7 +204,7 @@ def test_parameters_are_those_of_the_docstrings():
         ("attn=mamba2 attn.groups=5", "attn.groups: groups=5 must divide 12 heads; one of"),
         (
             "attn=mamba2 attn.head_dim=7",
-            "attn.expand: expand=2.0 makes 60 channels, which heads of 7",
+            "attn.expand: expand=2.0 makes 60 channels, not a",
         ),
     ],
 )
