@@ -74,7 +74,8 @@ def chunked_linear(
         k, gain_of = to_last * k, v
     else:
         decay, since_start, to_last = decay_heads(g, q.dtype, starts)
-        weight = decay * (q @ k.mT).repeat_interleave(R, 1)
+        scores = q @ k.mT
+        weight = decay * (scores.repeat_interleave(R, 1) if R > 1 else scores)
         gain_of = to_last * v
     gain = k.mT @ _side_by_side(gain_of, G)
     keep = since_start[..., -1:, :].mT  # [..., D or 1, 1]

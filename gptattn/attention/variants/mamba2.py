@@ -74,8 +74,8 @@ class Mamba2(Attention):
         H = self.heads = round(expand * d_out / V)
         if H < 1 or abs(H * V - expand * d_out) > 1e-6:
             raise ValueError(
-                f"expand={expand} makes {expand * d_out:g} channels, not a multiple of heads of {V}; "
-                f"give a multiple of {V / d_out:g}"
+                f"expand={expand} makes {expand * d_out:g} channels, not a multiple of heads of "
+                f"{V}; give a multiple of {V / d_out:g}"
             )
         if groups < 1 or H % groups:
             raise ValueError(f"groups={groups} must divide {H} heads; one of {divisors(H)}")
