@@ -210,8 +210,8 @@ INTRODUCTION = """\
 `make menu` writes this page. Parameters, cache and FLOPs are counted for GPT-2 small (12 layers,
 12 heads, width 768, context 1,024, vocabulary 50,257): all parameters, those of one layer's
 attention, cache bytes per token and layer in half precision, and training FLOPs per token. The
-cache of `gated_deltanet` is a state of fixed size, mostly in float32: its bytes are divided by
-1,024 tokens, and more tokens add none.
+cache of `gated_deltanet`, `kda`, `lightning` and `mamba2` is a state of fixed size, mostly in
+float32: its bytes are divided by 1,024 tokens, and more tokens add none.
 
 Speed is that of one layer's attention (for blocks, of the whole block) on two CPU cores in float32:
 forward and backward of {T:,} tokens, and decoding one token in each of {batch} rows after 1,024 and

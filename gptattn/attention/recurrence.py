@@ -33,7 +33,7 @@ def step(
     g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
-    arXiv:2510.26692, eq. 1; without beta: Yang et al. 2023, arXiv:2312.06635, eq. 3.
+    arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1.
     """
     decay = g.exp()[..., None] if g.ndim == q_BHD.ndim else g.exp()[..., None, None]
     s_BHDV = decay * s_BHDV
@@ -60,11 +60,13 @@ def chunked_linear(
     G = H. Without a state it starts at zero.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, sec. 6; per channel: Yang et al. 2023,
-    arXiv:2312.06635, sec. 4.
+    arXiv:2312.06635, sec. 4.2.
     """
     T, G = q_BGTD.shape[2], q_BGTD.shape[1]
     R, V = v_BHTV.shape[1] // G, v_BHTV.shape[3]
-    q, k, v, g = split_chunks(chunk, q_BGTD, k_BGTD, v_BHTV, g)
+    # Contiguous, or each product would copy its factors again.
+    inputs = (x.contiguous() for x in (q_BGTD, k_BGTD, v_BHTV))
+    q, k, v, g = split_chunks(chunk, *inputs, g)
     starts = split_starts(start_BT, q.shape[3])
     # Heads that share a key lie side by side in the columns of v and of the state.
     if g.ndim == q.ndim:
@@ -72,7 +74,8 @@ def chunked_linear(
         k, gain_of = to_last * k, v
     else:
         decay, since_start, to_last = decay_heads(g, q.dtype, starts)
-        weight = decay * (q @ k.mT).repeat_interleave(R, 1)
+        scores = q @ k.mT
+        weight = decay * (scores.repeat_interleave(R, 1) if R > 1 else scores)
         gain_of = to_last * v
     gain = k.mT @ _side_by_side(gain_of, G)
     keep = since_start[..., -1:, :].mT  # [..., D or 1, 1]
@@ -220,16 +223,16 @@ def decay_channels(
     """
     C, kinds = k.shape[-2], len(rows)
     more = (1 << (C - 1).bit_length()) - C
-    *rows, k, since = (F.pad(x, (0, 0, 0, more)) for x in (*rows, k, g))
+    *filled, k, since = (F.pad(x, (0, 0, 0, more)) for x in (*rows, k, g))
     # Of the blocks: decay since before its first token, and to its last, [..., blocks, size, D].
     since = since.exp().unsqueeze(-2)
     to_last = torch.ones_like(since)
-    scores = torch.stack([(x * k).sum(-1) for x in rows], -1)[..., None, None]
+    scores = torch.stack([(x * k).sum(-1) for x in filled], -1)[..., None, None]
     size = 1
     while size < C:
         since_1, since_2 = since.unflatten(-3, (-1, 2)).unbind(-3)
         to_last_1, to_last_2 = to_last.unflatten(-3, (-1, 2)).unbind(-3)
-        halves = (x.unflatten(-2, (-1, 2, size))[..., 1, :, :] for x in rows)
+        halves = (x.unflatten(-2, (-1, 2, size))[..., 1, :, :] for x in filled)
         left = torch.cat([half * since_2 for half in halves], -2)
         right = k.unflatten(-2, (-1, 2, size))[..., 0, :, :] * to_last_1
         below = (left @ right.mT).unflatten(-2, (kinds, size))

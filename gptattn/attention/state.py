@@ -37,7 +37,9 @@ def recur(
     s_BHDV = None if cache is None else cache.tensors["state"]
     if s_BHDV is not None and v_BHTV.shape[2] == 1:
         R = v_BHTV.shape[1] // q_BGTD.shape[1]
-        q, k = (x.squeeze(2).repeat_interleave(R, 1) for x in (q_BGTD, k_BGTD))
+        q, k = q_BGTD.squeeze(2), k_BGTD.squeeze(2)
+        if R > 1:
+            q, k = q.repeat_interleave(R, 1), k.repeat_interleave(R, 1)
         beta_BH = None if beta_BHT is None else beta_BHT.squeeze(2)
         y_BHV, after = step(q, k, v_BHTV.squeeze(2), g.squeeze(2), beta_BH, s_BHDV)
         y_BHTV = y_BHV.unsqueeze(2)

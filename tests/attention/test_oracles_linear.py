@@ -1,11 +1,12 @@
-"""The mechanisms that keep a state against transformers' classes with the same weights."""
+"""kda, mamba2 and lightning against transformers' classes and their definitions; their state."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from building import disturb
+import torch.nn.functional as F
+from building import build_gpt, disturb
 from contract import assert_same, decode, draw
 from hugging import (
     B,
@@ -25,9 +26,12 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 from gptattn.attention import Attention, Shared
+from gptattn.attention.recurrence import step
+from gptattn.attention.softmax import split_heads
 from gptattn.attention.variants.kda import KimiDeltaAttention
 from gptattn.attention.variants.lightning import LightningAttention
 from gptattn.attention.variants.mamba2 import Mamba2
+from gptattn.errors import ConfigError
 
 
 def layer(kind: Callable[..., Attention], **settings: Any) -> Any:
@@ -101,6 +105,80 @@ def test_lightning_is_minimaxs(number):
     pairs = pairs_of_lightning(mine, theirs)
     given = {"position_embeddings": None, "attention_mask": None}
     assert_agreement(mine, run(theirs, **given), pairs)
+
+
+def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    """Decayed linear attention by its definition."""
+    s, y = v.new_zeros(*v.shape[:2], q.shape[-1], v.shape[-1]), []
+    for one in zip(*(x.unbind(2) for x in (q, k, v, g)), strict=True):
+        y_BHV, s = step(*one, None, s)
+        y.append(y_BHV)
+    return torch.stack(y, 2)
+
+
+def test_mamba2_is_decayed_linear_attention_and_a_skip_then_gate_and_norm():
+    mine, x = layer(Mamba2, state_size=7, expand=1.0, conv_size=None, chunk=4), draw(B, T, E)
+    q, k = (F.silu(W(x))[:, None].expand(-1, H, -1, -1) for W in (mine.W_query, mine.W_key))
+    v = split_heads(F.silu(mine.W_value(x)), H)
+    dt = F.softplus(mine.W_step(x) + mine.step_bias_H).mT
+    y = recurrent(q, k, v * dt[..., None], -mine.a_log_H.exp()[:, None] * dt)
+    y = (y + mine.skip_H[:, None, None] * v).transpose(1, 2).flatten(2) * F.silu(mine.W_gate(x))
+    y = y / (y.square().mean(-1, keepdim=True) + mine.norm_eps).sqrt() * mine.gain_C
+    assert_same(mine(x), mine.out_proj(y))
+
+
+def test_lightning_is_linear_attention_with_the_fixed_decay_of_its_head_and_layer():
+    mine, x = layer(LightningAttention, layer=1, num_layers=4, chunk=4), draw(B, T, E)
+    inputs = (split_heads(F.silu(W(x)), H) for W in (mine.W_query, mine.W_key, mine.W_value))
+    depth = 1 - 1 / (3 + 1e-5) + 1e-5
+    g = -torch.exp2(-8 * torch.arange(1, H + 1).double() / H) * depth
+    y = recurrent(*inputs, g[None, :, None].expand(B, H, T)).transpose(1, 2).flatten(2)
+    y = y / (y.square().mean(-1, keepdim=True) + mine.norm_eps).sqrt() * mine.gain_C
+    assert_same(mine(x), mine.out_proj(y * mine.W_gate(x).sigmoid()))
+
+
+def test_lightning_is_told_its_layer_by_the_model():
+    rates = [
+        one.attention.log_decays(torch.float64)
+        for one in build_gpt("attn=lightning", "model.num_layers=3").layers()
+    ]
+    first = torch.exp2(-8 * torch.arange(1, 7).double() / 6)
+    assert_same(rates, [-first * (1 - i / (2 + 1e-5) + 1e-5) for i in range(3)])
+
+
+def test_parameters_are_those_of_the_docstrings():
+    d, H, D, N = 768, 12, 64, 128
+    with torch.device("meta"):
+        made = [kind(d, d, 1024, H) for kind in (KimiDeltaAttention, LightningAttention, Mamba2)]
+    assert [sum(p.numel() for p in one.parameters()) for one in made] == [
+        4 * d * d + 4 * d * D + d * H + 3 * d * 4 + d + H + D + d,
+        5 * d * d + d + d,
+        6 * d * d + 2 * d * (N + H) + (2 * d + 2 * N) * 5 + 6 * H + 2 * d + d,
+    ]
+    assert [one.flops(1, 1000) for one in made] == [
+        7 * H * D * D,
+        5 * H * D * D,
+        5 * 2 * H * N * D,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("attn=kda attn.expand=0.5", "attn.expand: expand=0.5 makes heads of 2.5; give a multiple"),
+        ("attn=kda attn.conv_size=12", "attn.conv_size: conv_size=12 is above context_length=11"),
+        ("attn=lightning attn.chunk=0", "attn.chunk: chunk=0 must be 1 or more tokens"),
+        ("attn=mamba2 attn.state_size=0", "attn.state_size: state_size=0 must be positive"),
+        ("attn=mamba2 attn.groups=5", "attn.groups: groups=5 must divide 12 heads; one of"),
+        (
+            "attn=mamba2 attn.head_dim=7",
+            "attn.expand: expand=2.0 makes 60 channels, not a",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_named(chosen, said):
+    with pytest.raises(ConfigError, match=said):
+        build_gpt(*chosen.split())
 
 
 KINDS = pytest.mark.parametrize("kind", [KimiDeltaAttention, LightningAttention, Mamba2])

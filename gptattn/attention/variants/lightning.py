@@ -35,7 +35,7 @@ class LightningAttention(Attention):
     Heads have `expand` times d_out / num_heads channels: with 1, 5 d^2 weights and d small ones.
     It needs no position, and it has no dropout. Raises ValueError for impossible sizes.
 
-    Source: MiniMax 2025, arXiv:2501.08313, sec. 2.2; in chunks: Qin et al. 2024, arXiv:2405.17381,
+    Source: MiniMax 2025, arXiv:2501.08313, sec. 2.2; in chunks: Qin et al. 2024, arXiv:2401.04658,
     sec. 3; decay, norm and gate as in MiniMax-01's code.
     """
 

@@ -36,7 +36,8 @@ class Mamba2(Attention):
     silu(x W_gate), then an RMSNorm over each group's channels, and the output projection.
 
     Values have `expand` times d_out channels, in heads of `head_dim`; None: d_out / num_heads, so
-    there are `expand` times num_heads. They share queries and keys in `groups`. With 2 and 1:
+    there are `expand` times num_heads. They share queries and keys in `groups`. `state_size` None:
+    2 * head_dim, as the paper's 128 with heads of 64. With `expand` 2 and one group:
     6 d^2 + 2 d (state_size + H) weights and (2 d + 2 state_size) (conv_size + 1) + 6 H + 2 d small
     ones. It needs no position, and has no dropout, as in the paper. `conv_size` None or 0: no
     convolution. Raises ValueError for impossible sizes.
@@ -53,7 +54,7 @@ class Mamba2(Attention):
         d_out: int,
         context_length: int,
         num_heads: int,
-        state_size: int = 128,
+        state_size: int | None = None,
         groups: int = 1,
         expand: float = 2.0,
         head_dim: int | None = None,
@@ -65,28 +66,24 @@ class Mamba2(Attention):
         super().__init__()
         check_sizes(d_out, num_heads, num_heads, 0.0)
         check_chunk(chunk, norm_eps)
-        if state_size < 1:
-            raise ValueError(f"state_size={state_size} must be 1 or more; 128 is usual")
+        if state_size is not None and state_size < 1:
+            raise ValueError(f"state_size={state_size} must be positive; null: 2 * head_dim")
         if head_dim is not None and head_dim < 1:
             raise ValueError(f"head_dim={head_dim} must be positive; null: d_out / num_heads")
         V = self.head_dim = d_out // num_heads if head_dim is None else head_dim
         H = self.heads = round(expand * d_out / V)
         if H < 1 or abs(H * V - expand * d_out) > 1e-6:
             raise ValueError(
-                f"expand={expand} makes {expand * d_out:g} channels, which are no heads of {V}; "
-                f"give a multiple of {V / d_out:g}"
+                f"expand={expand} makes {expand * d_out:g} channels, not a multiple of heads of "
+                f"{V}; give a multiple of {V / d_out:g}"
             )
         if groups < 1 or H % groups:
             raise ValueError(f"groups={groups} must divide {H} heads; one of {divisors(H)}")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
-        self.state_size, self.groups, self.chunk, self.norm_eps = (
-            state_size,
-            groups,
-            chunk,
-            norm_eps,
-        )
+        self.groups, self.chunk, self.norm_eps = groups, chunk, norm_eps
+        N = self.state_size = 2 * V if state_size is None else state_size
         C = H * V
-        self.channels = (C, groups * state_size, groups * state_size)
+        self.channels = (C, groups * N, groups * N)
         self.W_value, self.W_key, self.W_query = (
             Linear(d_in, c, bias=False) for c in self.channels
         )
