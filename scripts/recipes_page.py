@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from statistics import median
+from textwrap import fill
 
 import torch
 from matplotlib import rc_context
@@ -40,7 +41,7 @@ PAGE, BASE = DOCS / "recipes.md", "llama3"
 TRAIN_T, DECODE_S, CACHE_S = 512, 1024, (8192, 32768)
 BLUE, ORANGE, GREEN, _, PINK, SKY = COLOURS
 KINDS = {"full": BLUE, "window": SKY, "no positions": ORANGE, "latent": PINK, "linear": GREEN}
-TABLE = re.compile(r"(<!-- table -->\n).*(\n<!-- end of the table -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table -->\n).*(<!-- end of the table -->)", re.DOTALL)
 HEADINGS = (
     "| recipe | release | year | layers | parameters | cache, 8,192 | cache, 32,768 | training "
     "| decoding |\n| --- | --- | --- | --- |" + " ---: |" * 5
@@ -114,13 +115,13 @@ def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
         lines.append(f"{row(name)} {' '.join(speeds)}")
     params, *caches = costs(BASE)
     held = " and ".join(f"{held / 1e6:,.0f} MB" for held in caches)
-    return "\n".join(lines) + (
-        f"\n\n`{BASE}` has {params / 1e6:.1f} million parameters, caches {held}, trains "
+    below = (
+        f"`{BASE}` has {params / 1e6:.1f} million parameters, caches {held}, trains "
         f"{TRAIN_T / median(training[BASE]):,.0f} tokens/s and decodes "
-        f"{1 / median(decoding[BASE]):,.1f} tokens/s in float32 on {torch.get_num_threads()} "
-        f"threads of a processor that calls itself {device_name(torch.device('cpu'))}, medians "
-        f"of {rounds} rounds."
+        f"{1 / median(decoding[BASE]):,.1f} tokens/s: medians of {rounds} rounds in float32 on "
+        f"{torch.get_num_threads()} threads (processor: {device_name(torch.device('cpu'))})."
     )
+    return "\n".join([*lines, "", fill(below, 120), ""])
 
 
 def draw(strips: Mapping[str, list[str]], suffix: str) -> bytes:
