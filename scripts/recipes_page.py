@@ -21,14 +21,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 
-from gptattn.cli.commands.recipes import (
-    VOCABULARY,
-    build_recipe,
-    count_cache,
-    count_kinds,
-    list_recipes,
-    name_kinds,
-)
+from gptattn.cli.commands import recipes
 from gptattn.compare.plots import COLOURS, STYLE
 from gptattn.machine.device import device_name
 from gptattn.machine.disk import write_atomically
@@ -52,7 +45,7 @@ Seconds = Mapping[str, list[float]]  # by round, of each recipe
 def build(name: str, context: int = DECODE_S, device: str = "meta") -> GPT:
     """Build the recipe at GPT-2 small's size."""
     given = "model=gpt2_small", f"model.context_length={context}"
-    return build_recipe(name, *given, device=device)
+    return recipes.build_recipe(name, *given, device=device)
 
 
 def release(name: str) -> tuple[str, str]:
@@ -66,27 +59,27 @@ def release(name: str) -> tuple[str, str]:
 
 def oldest_first() -> list[str]:
     """Return the names of all recipes by year."""
-    return sorted(list_recipes(), key=lambda name: (release(name)[0], name))
+    return sorted(recipes.list_recipes(), key=lambda name: (release(name)[0], name))
 
 
 def costs(name: str) -> list[float]:
     """Return the parameters, and the bytes of a cache of each length in CACHE_S, in one model."""
     longest = build(name, max(CACHE_S))
-    return [count_parameters(build(name)), *(count_cache(longest, S) for S in CACHE_S)]
+    return [count_parameters(build(name)), *(recipes.count_cache(longest, S) for S in CACHE_S)]
 
 
 def row(name: str) -> str:
     """Return the beginning of a recipe's row: what is not measured."""
     year, title = release(name)
     shares = [f"{a / b:.2f}" for a, b in zip(costs(name), costs(BASE), strict=True)]
-    layers = ", ".join(count_kinds(build(name)))
+    layers = ", ".join(recipes.count_kinds(build(name)))
     return f"| {name} | {title} | {year} | {layers} | {' | '.join(shares)} |"
 
 
 def measure(rounds: int) -> tuple[Seconds, Seconds]:
     """Return the seconds of a training step and of a decoded token."""
-    models = {name: build(name, device="cpu") for name in list_recipes()}
-    ids = torch.randint(VOCABULARY, (1, TRAIN_T))
+    models = {name: build(name, device="cpu") for name in recipes.list_recipes()}
+    ids = torch.randint(recipes.VOCABULARY, (1, TRAIN_T))
 
     def train(model: GPT) -> float:
         model.zero_grad()
@@ -157,7 +150,7 @@ def main() -> None:
     text = table(*measure(args.rounds), args.rounds)
     page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
     write_atomically(PAGE, lambda file: file.write(page.encode()))
-    strips = {name: name_kinds(build(name)) for name in oldest_first()}
+    strips = {name: recipes.name_kinds(build(name)) for name in oldest_first()}
     for suffix in NAMED:
         picture = draw(strips, suffix)
         write_atomically(DOCS / f"recipes.{suffix}", lambda file, made=picture: file.write(made))
