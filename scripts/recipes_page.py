@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from statistics import median
+from textwrap import fill
+from typing import Any
 
 import torch
 from matplotlib import rc_context
@@ -20,14 +22,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 
-from gptattn.cli.commands.recipes import (
-    VOCABULARY,
-    build_recipe,
-    count_cache,
-    count_kinds,
-    list_recipes,
-    name_kinds,
-)
+from gptattn.cli.commands import recipes
 from gptattn.compare.plots import COLOURS, STYLE
 from gptattn.machine.device import device_name
 from gptattn.machine.disk import write_atomically
@@ -40,7 +35,7 @@ PAGE, BASE = DOCS / "recipes.md", "llama3"
 TRAIN_T, DECODE_S, CACHE_S = 512, 1024, (8192, 32768)
 BLUE, ORANGE, GREEN, _, PINK, SKY = COLOURS
 KINDS = {"full": BLUE, "window": SKY, "no positions": ORANGE, "latent": PINK, "linear": GREEN}
-TABLE = re.compile(r"(<!-- table -->\n).*(\n<!-- end of the table -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table -->\n).*(<!-- end of the table -->)", re.DOTALL)
 HEADINGS = (
     "| recipe | release | year | layers | parameters | cache, 8,192 | cache, 32,768 | training "
     "| decoding |\n| --- | --- | --- | --- |" + " ---: |" * 5
@@ -51,7 +46,7 @@ Seconds = Mapping[str, list[float]]  # by round, of each recipe
 def build(name: str, context: int = DECODE_S, device: str = "meta") -> GPT:
     """Build the recipe at GPT-2 small's size."""
     given = "model=gpt2_small", f"model.context_length={context}"
-    return build_recipe(name, *given, device=device)
+    return recipes.build_recipe(name, *given, device=device)
 
 
 def release(name: str) -> tuple[str, str]:
@@ -65,27 +60,27 @@ def release(name: str) -> tuple[str, str]:
 
 def oldest_first() -> list[str]:
     """Return the names of all recipes by year."""
-    return sorted(list_recipes(), key=lambda name: (release(name)[0], name))
+    return sorted(recipes.list_recipes(), key=lambda name: (release(name)[0], name))
 
 
 def costs(name: str) -> list[float]:
     """Return the parameters, and the bytes of a cache of each length in CACHE_S, in one model."""
     longest = build(name, max(CACHE_S))
-    return [count_parameters(build(name)), *(count_cache(longest, S) for S in CACHE_S)]
+    return [count_parameters(build(name)), *(recipes.count_cache(longest, S) for S in CACHE_S)]
 
 
 def row(name: str) -> str:
     """Return the beginning of a recipe's row: what is not measured."""
     year, title = release(name)
     shares = [f"{a / b:.2f}" for a, b in zip(costs(name), costs(BASE), strict=True)]
-    layers = ", ".join(count_kinds(build(name)))
+    layers = ", ".join(recipes.count_kinds(build(name)))
     return f"| {name} | {title} | {year} | {layers} | {' | '.join(shares)} |"
 
 
 def measure(rounds: int) -> tuple[Seconds, Seconds]:
     """Return the seconds of a training step and of a decoded token."""
-    models = {name: build(name, device="cpu") for name in list_recipes()}
-    ids = torch.randint(VOCABULARY, (1, TRAIN_T))
+    models = {name: build(name, device="cpu") for name in recipes.list_recipes()}
+    ids = torch.randint(recipes.VOCABULARY, (1, TRAIN_T))
 
     def train(model: GPT) -> float:
         model.zero_grad()
@@ -114,19 +109,19 @@ def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
         lines.append(f"{row(name)} {' '.join(speeds)}")
     params, *caches = costs(BASE)
     held = " and ".join(f"{held / 1e6:,.0f} MB" for held in caches)
-    return "\n".join(lines) + (
-        f"\n\n`{BASE}` has {params / 1e6:.1f} million parameters, caches {held}, trains "
+    below = (
+        f"`{BASE}` has {params / 1e6:.1f} million parameters, caches {held}, trains "
         f"{TRAIN_T / median(training[BASE]):,.0f} tokens/s and decodes "
-        f"{1 / median(decoding[BASE]):,.1f} tokens/s in float32 on {torch.get_num_threads()} "
-        f"threads of a processor that calls itself {device_name(torch.device('cpu'))}, medians "
-        f"of {rounds} rounds."
+        f"{1 / median(decoding[BASE]):,.1f} tokens/s: medians of {rounds} rounds in float32 on "
+        f"{torch.get_num_threads()} threads (processor: {device_name(torch.device('cpu'))})."
     )
+    return "\n".join([*lines, "", fill(below, 120), ""])
 
 
 def draw(strips: Mapping[str, list[str]], suffix: str) -> bytes:
     """Return a picture of each recipe's layers, the first on the left, coloured by kind."""
-    style = {"figure.facecolor": "white", "axes.grid": False, "svg.hashsalt": "recipes"}
-    with rc_context(STYLE | style):
+    own: dict[Any, Any] = {"figure.facecolor": "white", "axes.grid": False, "svg.hashsalt": "x"}
+    with rc_context(STYLE | own):
         figure = Figure((6.4, 0.7 + 0.21 * len(strips)), layout="constrained")
         axes = figure.add_subplot()
         for y, strip in enumerate(strips.values()):
@@ -156,7 +151,7 @@ def main() -> None:
     text = table(*measure(args.rounds), args.rounds)
     page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
     write_atomically(PAGE, lambda file: file.write(page.encode()))
-    strips = {name: name_kinds(build(name)) for name in oldest_first()}
+    strips = {name: recipes.name_kinds(build(name)) for name in oldest_first()}
     for suffix in NAMED:
         picture = draw(strips, suffix)
         write_atomically(DOCS / f"recipes.{suffix}", lambda file, made=picture: file.write(made))
