@@ -8,14 +8,14 @@ from gptattn.cli.commands.recipes import read_bytes
 
 def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
     monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "gpt2", "llama3"])
-    code, out, err = call("recipes", "cache_bytes=131072", "context=128")
+    code, out, err = call("recipes", "cache_bytes=163840", "context=128")
     assert (code, err) == (0, "")
     _, *rows, others = out.splitlines()
-    # Eight layers, 16 numbers to a head, keys and values, two bytes each: two heads of 128 tokens.
-    # Gemma 3 keeps 8 tokens in seven of the layers; GPT-2 has four heads.
-    assert [row.split()[:2] for row in rows] == [["gemma3", "23,552"], ["llama3", "131,072"]]
-    assert rows[0].endswith("7 window, 1 full")
-    assert others == "too large: gpt2 (262,144)"
+    # Ten layers, 16 numbers to a head, keys and values, two bytes each: two heads of 128 tokens.
+    # Gemma 3 keeps 8 tokens in nine of the layers; GPT-2 has four heads.
+    assert [row.split()[:2] for row in rows] == [["gemma3", "25,600"], ["llama3", "163,840"]]
+    assert rows[0].endswith("9 window, 1 full")
+    assert others == "too large: gpt2 (327,680)"
 
 
 def test_a_recipe_that_is_longer_than_the_model_is_left_out_and_named(call, monkeypatch) -> None:
