@@ -233,7 +233,6 @@ def test_costs_by_hand():
         ("attn.topk=null", "attn.topk: "),
         ("attn.index_heads=0", "attn.index_heads: index_heads=0 must be 1 or more, or a share"),
         ("attn.index_dim=3", "attn.index_dim: index_dim=3 must hold the rope_dim=4 numbers"),
-        ("attn.backend=flex", "attn.backend: backend=flex "),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(wrong, message):

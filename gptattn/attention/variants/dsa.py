@@ -65,8 +65,6 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         out_bias: bool = True,
         **common: Unpack[Common],
     ) -> None:
-        if common.get("backend") == "flex":
-            raise ValueError("backend=flex cannot choose keys by their scores; use sdpa")
         super().__init__(
             d_in,
             d_out,
@@ -78,6 +76,8 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             out_bias=out_bias,
             **common,
         )
+        if self.backend == "flex":
+            raise ValueError("backend=flex cannot choose keys by their scores; use sdpa")
         self.topk = _tokens("topk", topk, context_length)
         self.index_heads = _heads(index_heads, num_heads)
         self.index_dim = self.head_dim if index_dim is None else index_dim
