@@ -103,7 +103,8 @@ class LanguageModel(L.LightningModule):
 
         The layers' own losses are added: each trains weights of its layer alone.
         """
-        ignoring, own = self.val_bytes is None, {}
+        ignoring = self.val_bytes is None
+        own: dict[str, list[Tensor]] = {}
         loss = self.model.loss(
             *batch, chunk_tokens=self.loss_chunk_tokens, ignoring=ignoring, losses=own
         )
