@@ -1,11 +1,13 @@
 """What the contract tests share: sizes, comparisons, and decoding through a cache."""
 
+from itertools import chain
+
 import pytest
 import torch
 from building import CONTRACT, acts_in_heads, chosen, menu, parts_of, refused, takes
 from torch import Tensor
 
-from gptattn.attention import Attention, Cache, HasMaps
+from gptattn.attention import Attention, Cache, HasMaps, Shared
 from gptattn.attention.softmax import SoftmaxAttention
 
 B, T, E = 2, 11, 30  # the context is filled
@@ -50,6 +52,20 @@ def receptive_field(attention: Attention) -> Tensor:
     return torch.ones(T, T, dtype=torch.bool).tril().triu(1 - window)
 
 
+def all_keys(variant: str) -> dict[str, int]:
+    """Arguments with which a mechanism that chooses its keys chooses all."""
+    return {"topk": T} if takes(variant, "topk") else {}
+
+
+def outputs_and_gradients(attention: Attention, x: Tensor, upstream: Tensor) -> list[Tensor]:
+    """The output, the layer's own losses, and the gradients of both together."""
+    own: dict[str, list[Tensor]] = {}
+    y = attention(x, None, Shared(range(x.shape[1]), losses=own))
+    losses = list(chain(*own.values()))
+    total = (y * upstream).sum() + sum(losses)
+    return [y, *losses, *torch.autograd.grad(total, [x, *attention.parameters()])]
+
+
 def overrides_of(variant: str, position: str) -> list[str]:
     """Return the overrides for a model of this variant; skip if it cannot have this position."""
     if acts_in_heads(position) and not takes(variant, "position"):
@@ -57,7 +73,10 @@ def overrides_of(variant: str, position: str) -> list[str]:
     if any(position in refused(part) for part in parts_of(variant)):
         pytest.skip("a pair that is refused")
     # Heads of 6: rotary positions need an even size.
-    return [*chosen(variant), f"position={position}", "model.d_model=36"]
+    given = [*chosen(variant), f"position={position}", "model.d_model=36"]
+    # Equal ids have equal scores in the first layer but for rounding, and ALiBi tells them apart.
+    equal = position == "alibi" and takes(variant, "topk")
+    return [*given, f"attn.topk={T}"] if equal else given
 
 
 @torch.no_grad()

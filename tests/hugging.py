@@ -114,13 +114,14 @@ def calling(
 class Pair:
     """A parameter of ours, and where it lies in one of theirs: `part` returns a view of it.
 
-    Theirs holds ours minus `less`.
+    Theirs holds ours minus `less`. `learns`: whether the output gives it a gradient.
     """
 
     mine: Tensor
     theirs: Tensor
     part: Callable[[Tensor], Tensor] = lambda x: x
     less: float = 0.0
+    learns: bool = True
 
 
 def projections(mine: SoftmaxAttention, theirs: nn.Module) -> list[Pair]:
@@ -153,6 +154,7 @@ def assert_agreement(
     y, y_theirs = mine(x), theirs(x)
     near = {"rtol": 0, "atol": atol}
     torch.testing.assert_close(y, y_theirs, **near)
+    pairs = [pair for pair in pairs if pair.learns]
     got = torch.autograd.grad(y, [x, *(pair.mine for pair in pairs)], upstream)
     wanted = torch.autograd.grad(y_theirs, [x, *(pair.theirs for pair in pairs)], upstream)
     near["atol"] *= 10  # gradients are sums over the tokens
@@ -179,6 +181,17 @@ def pairs_of_kda(mine: Any, theirs: Any) -> list[Pair]:
         Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
         Pair(mine.gain_V, theirs.o_norm.weight),
         Pair(mine.out_proj.weight, theirs.o_proj.weight),
+    ]
+
+
+def pairs_of_indexer(mine: Any, theirs: Any) -> list[Pair]:
+    """Where the parameters of our indexer lie in theirs."""
+    return [
+        Pair(mine.W_index_query.weight, theirs.wq_b.weight, learns=False),
+        Pair(mine.W_index_key.weight, theirs.wk.weight, learns=False),
+        Pair(mine.index_norm.weight, theirs.k_norm.weight, learns=False),
+        Pair(mine.index_norm.bias, theirs.k_norm.bias, learns=False),
+        Pair(mine.W_index_weight.weight, theirs.weights_proj.weight, learns=False),
     ]
 
 

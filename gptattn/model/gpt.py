@@ -206,14 +206,20 @@ class GPT(nn.Module):
                     writer.weight.normal_(0.0, residual_std)
 
     def hidden(
-        self, ids: Tensor, cache: CacheGroup | None = None, documents_BT: Tensor | None = None
+        self,
+        ids: Tensor,
+        cache: CacheGroup | None = None,
+        documents_BT: Tensor | None = None,
+        losses: dict[str, list[Tensor]] | None = None,
     ) -> Tensor:
         """Return the last layer's output after the final norm [B, T, d_model].
 
         Advances the cache by T. `documents_BT` keeps documents apart, as if each had its own row:
-        equal numbers in a row are one document. Raises ValueError for documents and a cache.
+        equal numbers in a row are one document. `losses` gets the layers' own, as in `Shared`.
+        Raises ValueError for documents and a cache.
         """
         x, shared = self._embed(ids, cache, documents_BT)
+        shared.losses = losses
         learning = self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if self.activation_checkpointing and learning and cache is None:
@@ -270,13 +276,15 @@ class GPT(nn.Module):
         *,
         chunk_tokens: int | None = None,
         ignoring: bool = False,
+        losses: dict[str, list[Tensor]] | None = None,
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
         `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. With
-        `ignoring`, the mean is over the targets that are not IGNORED.
+        `ignoring`, the mean is over the targets that are not IGNORED. `losses` gets the layers' own
+        in training, by name; they are not in the mean, and whoever trains adds them.
         """
-        hidden = self.hidden(ids, None, documents_BT)
+        hidden = self.hidden(ids, None, documents_BT, losses)
         if ignoring:
             hidden, targets = drop_ignored(hidden, targets)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)

@@ -162,6 +162,10 @@ class MetricRows(L.Callback):
         grad_norm = module.grad_norm.item()
         row = {
             TRAIN_LOSS: torch.stack(module.train_losses).mean().item(),
+            **{
+                f"train/{name}": torch.stack(losses).mean().item()
+                for name, losses in module.own_losses.items()
+            },
             "train/lr": module.lr,
             "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             **self._speed_row(per_step),
@@ -169,6 +173,7 @@ class MetricRows(L.Callback):
             **self._progress_row(step),
         }
         module.train_losses.clear()
+        module.own_losses.clear()
         self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
         self._record(trainer, row)
 

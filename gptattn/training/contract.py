@@ -6,7 +6,7 @@ leaks through detached statistics, expert choice, top-k before the mask, or mean
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,15 +183,16 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     notes = []
     for training in (True, False):
         modules.train(training)
+        own: dict[str, list[Tensor]] = {}
         with torch.set_grad_enabled(training), LeastExact() as seen:
-            y = run(stack, x)
+            y = run(stack, x, losses=own)
         near = seen.tolerance * float(y.detach().abs().max())
 
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
             raise fail(f"gives NaN or infinity {mode} for finite x; look for a row without keys")
         if training:
-            notes += check_gradients(stack, y, fail)
+            notes += check_gradients(stack, y, own, fail)
         with torch.no_grad():
             if differ(run(stack, x, seed=0 if training else 1), y, near).any():
                 random = "with numbers of its own" if training else "without self.training"
@@ -230,10 +231,19 @@ def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
     return ~((a - b).abs().amax(-1) <= near)
 
 
-def check_gradients(stack: Stack, y: Tensor, fail: Callable[[str], BrokenLayer]) -> list[str]:
-    """Check that all gradients are finite; return a note on parameters that have none."""
+def check_gradients(
+    stack: Stack,
+    y: Tensor,
+    own: Mapping[str, Sequence[Tensor]],
+    fail: Callable[[str], BrokenLayer],
+) -> list[str]:
+    """Check that all gradients are finite; return a note on parameters that have none.
+
+    `own`: the layers' own losses, by name.
+    """
     try:
-        (y * torch.randn_like(y)).sum().backward()
+        loss = (y * torch.randn_like(y)).sum()
+        (loss + sum(one for losses in own.values() for one in losses)).backward()
     except RuntimeError as error:
         raise fail(f"cannot be trained: backward raises {type(error).__name__}: {error}") from error
     idle = []
@@ -280,11 +290,13 @@ def run(
     *,
     seed: int = 0,
     documents: Documents | None = None,
+    losses: dict[str, list[Tensor]] | None = None,
 ) -> Tensor:
     """Return the last layer's y [B, T, d_out], from the random state of this seed.
 
     Each layer reads the stream to which the ones before it have added. `chunks`: through caches,
-    with so many tokens at a time. `documents`: of rows that hold several. Raises CannotRun.
+    with so many tokens at a time. `documents`: of rows that hold several. `losses`
+    gets the layers' own. Raises CannotRun.
     """
     torch.manual_seed(seed)
     caches: list[Cache | None] = [None] * len(stack.layers)
@@ -292,7 +304,8 @@ def run(
         caches = [layer.new_cache(len(x), x.shape[1]) for layer in stack.layers]
     start, ys = 0, []
     for part in x.split([tokens for tokens in chunks or [x.shape[1]] if tokens], dim=1):
-        shared, stream, y = Shared(documents or range(start, start + part.shape[1])), part, part
+        at, stream, y = documents or range(start, start + part.shape[1]), part, part
+        shared = Shared(at, losses=losses)
         for layer, cache in zip(stack.layers, caches, strict=True):
             y = _call(stack, layer, stream, cache, shared)
             stream = stream + y

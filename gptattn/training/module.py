@@ -49,10 +49,12 @@ class LanguageModel(L.LightningModule):
         self.matrices = build_matrix_rule(cfg)
         self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
         self.train_losses: list[Tensor] = []  # of each step since the last row, which empties it
+        self.own_losses: dict[str, list[Tensor]] = {}  # the layers' own likewise, means over them
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
         self._step_losses: list[Tensor] = []  # of the micro-batches of the step in progress
+        self._step_own: dict[str, list[Tensor]] = {}
         self._trained = list(model.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -97,15 +99,25 @@ class LanguageModel(L.LightningModule):
             torch.manual_seed(int(drawn >> np.uint64(1)))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean loss of a micro-batch, which Lightning divides by their number."""
+        """Return the mean loss of a micro-batch, which Lightning divides by their number.
+
+        The layers' own losses are added: each trains weights of its layer alone.
+        """
         ignoring = self.val_bytes is None
-        loss = self.model.loss(*batch, chunk_tokens=self.loss_chunk_tokens, ignoring=ignoring)
+        own: dict[str, list[Tensor]] = {}
+        loss = self.model.loss(
+            *batch, chunk_tokens=self.loss_chunk_tokens, ignoring=ignoring, losses=own
+        )
         if ignoring and self.trainer.world_size > 1:
             # This process's loss is the mean over its own scored targets: weigh it by its share.
             count = (batch[1] != IGNORED).sum()
             total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
             loss = loss * (count * self.trainer.world_size / total)
         self._step_losses.append(loss.detach() / self.accumulate)
+        for name, losses in own.items():
+            by_layer = torch.stack(losses)
+            self._step_own.setdefault(name, []).append(by_layer.detach().mean() / self.accumulate)
+            loss = loss + by_layer.sum()
         return loss
 
     def configure_gradient_clipping(
@@ -120,6 +132,12 @@ class LanguageModel(L.LightningModule):
         if self.trainer.world_size > 1:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
         self.train_losses.append(loss)
+        for name, losses in self._step_own.items():
+            own = torch.stack(losses).sum()
+            if self.trainer.world_size > 1:
+                own = self.trainer.strategy.reduce(own, reduce_op="mean")
+            self.own_losses.setdefault(name, []).append(own)
+        self._step_own.clear()
         self.grad_norm = nn.utils.get_total_norm(
             [p.grad for p in self._trained if p.grad is not None]
         )
@@ -196,6 +214,7 @@ class LanguageModel(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["since_row"] = {
             "train_losses": list(self.train_losses),
+            "own_losses": {name: list(losses) for name, losses in self.own_losses.items()},
             "grad_norm": self.grad_norm,
             "lr": self.lr,
         }
@@ -203,6 +222,8 @@ class LanguageModel(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         since = checkpoint["since_row"]
         self.train_losses[:] = [loss.to(self.device) for loss in since["train_losses"]]
+        for name, losses in since.get("own_losses", {}).items():
+            self.own_losses[name] = [loss.to(self.device) for loss in losses]
         self.grad_norm, self.lr = since["grad_norm"].to(self.device), since["lr"]
         # AdamW's fused step walks over the memory of a parameter and its averages in one order, and
         # a file does not keep that of a parameter which is not contiguous.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from building import acts_in_heads, build_attention, fits, menu, position_spec, refused, takes
-from contract import assert_same, draw
+from contract import assert_same, draw, outputs_and_gradients
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -57,11 +57,6 @@ def splits(tokens: int) -> st.SearchStrategy[list[int]]:
     """Return chunks of tokens that add up to all."""
     cuts = st.lists(st.integers(1, tokens - 1), unique=True, max_size=4)
     return cuts.map(lambda at: [b - a for a, b in pairwise([0, *sorted(at), tokens])])
-
-
-def outputs_and_gradients(attention: Attention, x: Tensor, upstream: Tensor) -> list[Tensor]:
-    y = attention(x)
-    return [y, *torch.autograd.grad(y, [x, *attention.parameters()], upstream)]
 
 
 @torch.no_grad()

@@ -4,16 +4,31 @@ probes.
 A capability is tested on the mechanisms that have it.
 """
 
+from itertools import chain
+
 import pytest
 import torch
 from building import CONTRACT, Allocations, build_attention, menu, takes
-from contract import CHUNKS, B, E, T, assert_same, decode, draw, receptive_field, with_maps
+from contract import (
+    CHUNKS,
+    B,
+    E,
+    T,
+    all_keys,
+    assert_same,
+    decode,
+    draw,
+    outputs_and_gradients,
+    receptive_field,
+    with_maps,
+)
 
-from gptattn.attention import HasHeads
+from gptattn.attention import HasHeads, Shared
 from gptattn.weights.convert import names_in_heads
 
 # What decodes in another form than it trains in; their own tests count both.
 TWO_FORMS = (
+    "DeepSeekSparseAttention",
     "GatedDeltaNet",
     "KimiDeltaAttention",
     "LightningAttention",
@@ -29,7 +44,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 def test_an_output_depends_on_its_own_token_and_the_past_and_on_no_future_token(variant):
-    attention = build_attention(variant).double()
+    attention = build_attention(variant, **all_keys(variant)).double()
     x = draw(1, T, E).requires_grad_()
     y = attention(x) @ draw(E)
     rows = [torch.autograd.grad(y[0, t], x, retain_graph=True)[0][0] for t in range(T)]
@@ -42,11 +57,8 @@ def test_sdpa_matches_the_reference_in_outputs_and_gradients(variant, length):
     sdpa = build_attention(variant, backend="sdpa").double()
     sdpa.load_state_dict(reference.state_dict())
     x, upstream = draw(B, length, E).requires_grad_(), draw(B, length, E)
-    results = []
-    for attention in (reference, sdpa):
-        y = attention(x)
-        results.append((y, *torch.autograd.grad(y, (x, *attention.parameters()), upstream)))
-    assert_same(results[1], results[0])
+    expected = outputs_and_gradients(reference, x, upstream)
+    assert_same(outputs_and_gradients(sdpa, x, upstream), expected)
 
 
 @CHUNKS
@@ -92,9 +104,10 @@ def test_dropout_acts_on_weights_alone(variant):
 def test_training_under_autocast_is_near(mechanism):
     attention, x = build_attention(mechanism), torch.randn(B, T, E)
     exact = attention(x)
+    shared = Shared(range(T), losses={})
     with torch.autocast("cpu", torch.bfloat16):
-        y = attention(x)
-    y.sum().backward()
+        y = attention(x, None, shared)
+    (y.sum() + sum(chain(*shared.losses.values()))).backward()
     assert_same(y.float(), exact, atol=0.04 * exact.abs().max().item())
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
 
@@ -109,7 +122,7 @@ def test_it_decodes_in_half_precision(variant):
 
 
 def test_attention_weights_are_causal_and_of_heads_alone_sum_to_one_and_give_the_output(variant):
-    attention = build_attention(variant, dropout=0.4).double().eval()
+    attention = build_attention(variant, dropout=0.4, **all_keys(variant)).double().eval()
     x = draw(B, T, E)
     w_BHTS = with_maps(attention).attention_weights(x)
     assert torch.equal((w_BHTS != 0).any(1).any(0), receptive_field(attention))

@@ -3,6 +3,8 @@
 It is tested on every file in `conf/attn`, `conf/part` and `conf/position`, and on the probes.
 """
 
+from itertools import chain
+
 import pytest
 import torch
 from building import CONTRACT, Allocations, build_gpt, chosen, through_cache
@@ -67,7 +69,10 @@ def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatc
                 logits = model.next_logits(ids[:, t : t + 1], cache)
         assert_same(logits, expected, atol=1e-5)
         # A training step in between works too: with gradients the prepared layers are not used.
-        model(ids).sum().backward()
+        losses: dict[str, list[torch.Tensor]] = {}
+        loss = model.train().loss(ids, ids, losses=losses)
+        (loss + sum(chain(*losses.values()))).backward()
+        model.eval()
         assert all(p.grad is not None for p in model.parameters())
         model.prepare(None)
     assert_same(model.state_dict(), before, atol=0)

@@ -34,7 +34,7 @@ def test_weights_start_as_gpt2s(variant):
             writes = any(module is writer for writer in writers)
             drawn[0.02 * 6**-0.5 if writes else 0.02].append(module.weight.flatten())
         if isinstance(module, nn.LayerNorm):
-            assert torch.equal(module.weight, torch.ones(60))
+            assert torch.equal(module.weight, torch.ones_like(module.weight))
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             assert module.bias.count_nonzero() == 0
     for std, weights in drawn.items():

@@ -30,7 +30,7 @@ def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path):
     assert fingerprint(run) != before
 
 
-@pytest.mark.parametrize("variant", ["cross_layer", "gated_deltanet"])
+@pytest.mark.parametrize("variant", ["cross_layer", "gated_deltanet", "dsa"])
 def test_a_run_that_died_goes_on_bit_for_bit(variant, whole, tmp_path, monkeypatch):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, crash)

@@ -83,17 +83,28 @@ class MultiHeadLatentAttention(SoftmaxAttention):
 
     def project(self, x_BTE: Tensor) -> Heads:
         """Return queries [B, H, T, D + P], latents [B, 1, T, C] and shared keys [B, 1, T, P]."""
+        return self._project(x_BTE, self.query_source(x_BTE))
+
+    def query_source(self, x_BTE: Tensor) -> Tensor:
+        """Return what queries are made of: their latent after its norm, or x at full rank."""
         if self.query_rank is None:
-            q_BTX = self.W_query(x_BTE)
-        else:
-            down_BTC = wide_rms_norm(self.W_query_down(x_BTE), self.query_norm.weight, EPS)
-            q_BTX = self.W_query(down_BTC)
+            return x_BTE
+        return wide_rms_norm(self.W_query_down(x_BTE), self.query_norm.weight, EPS)
+
+    def _project(self, x_BTE: Tensor, source_BTC: Tensor) -> Heads:
+        q_BTX = self.W_query(source_BTC)
         latent_BTC, k_BTP = self.W_latent(x_BTE).split([self.kv_rank, self.rope_dim], dim=-1)
         latent_BTC = wide_rms_norm(latent_BTC, self.latent_norm.weight, EPS)
         return split_heads(q_BTX, self.num_heads), latent_BTC.unsqueeze(1), k_BTP.unsqueeze(1)
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
-        q_BHTX, latent_B1TC, k_B1TP = self.project(x_BTE)
+        return self.entries_from(x_BTE, self.query_source(x_BTE), shared)
+
+    def entries_from(
+        self, x_BTE: Tensor, source_BTC: Tensor, shared: Shared
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return `entries` for queries made of `query_source`."""
+        q_BHTX, latent_B1TC, k_B1TP = self._project(x_BTE, source_BTC)
         if self.position is not None and self.rope_dim > 0:
             q_BHTD, q_BHTP = q_BHTX.split([self.head_dim, self.rope_dim], dim=-1)
             q_BHTP, k_B1TP = self.position.rotate(q_BHTP, k_B1TP, shared.positions)

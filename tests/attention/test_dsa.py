@@ -1,0 +1,242 @@
+"""Latent attention to chosen keys against transformers' DeepseekV32, and the indexer's own loss."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from building import Allocations, build_gpt
+from hugging import (
+    BACKENDS,
+    SIZES,
+    B,
+    D,
+    E,
+    H,
+    Pair,
+    T,
+    assert_agreement,
+    keep_float64,
+    mask,
+    pairs_of_indexer,
+    rope,
+)
+from support import series, summary, train
+from torch import Tensor
+from transformers import DeepseekV32Config
+from transformers.models.deepseek_v32 import modeling_deepseek_v32
+
+from gptattn.attention import Shared
+from gptattn.attention.rule import attention_weights
+from gptattn.attention.variants.dsa import DeepSeekSparseAttention
+from gptattn.attention.variants.mla import MultiHeadLatentAttention
+from gptattn.errors import ConfigError
+from gptattn.position import RotaryPosition
+from gptattn.position.base import Documents
+
+# Ranks, what rotates, heads of the indexer, their size: with so many, no score is 0 by ReLU, of
+# which theirs chooses any.
+C, P, QUERY, INDEX, J = 23, 6, 17, 24, 8
+SAME = {"rtol": 0, "atol": 1e-12}
+
+
+def ours(topk: float = 3, context: int = T, **changes: Any) -> DeepSeekSparseAttention:
+    """A layer at the sizes of the oracles, in float64, with noise on every parameter."""
+    own = {"kv_rank": C, "query_rank": QUERY, "rope_dim": P, "index_heads": INDEX, "index_dim": J}
+    own |= {"position": RotaryPosition(context, D, pairs="neighbours"), "out_bias": False} | changes
+    layer = DeepSeekSparseAttention(E, E, context, H, topk=topk, **own).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return layer
+
+
+def of_indexer(layer: DeepSeekSparseAttention) -> dict[str, torch.nn.Parameter]:
+    return {name: p for name, p in layer.named_parameters() if "index" in name}
+
+
+def own_loss(layer: DeepSeekSparseAttention, x: Tensor, positions: Any = None) -> Tensor:
+    """The loss that the layer adds in training."""
+    losses: dict[str, list[Tensor]] = {}
+    at = range(x.shape[1]) if positions is None else positions
+    layer.train()(x, None, Shared(at, losses=losses))
+    ((loss,),) = losses.values()
+    return loss
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@BACKENDS
+@pytest.mark.parametrize("topk", [1, 3, T])
+def test_it_is_deepseeks_in_outputs_and_gradients(topk, backend):
+    heads = {"qk_nope_head_dim": D, "qk_rope_head_dim": P, "v_head_dim": D, "head_dim": P}
+    ranks = {"kv_lora_rank": C, "q_lora_rank": QUERY, "num_key_value_heads": H}
+    index = {"index_n_heads": INDEX, "index_head_dim": J, "index_topk": topk}
+    with keep_float64():
+        config = DeepseekV32Config(**(SIZES | heads | ranks | index), rope_parameters=rope())
+        theirs = modeling_deepseek_v32.DeepseekV32Attention(config, layer_idx=0)
+        turning = modeling_deepseek_v32.DeepseekV32RotaryEmbedding(config)
+    mine = ours(topk, backend=backend)
+    up = theirs.kv_b_proj.weight
+    pairs = [
+        *pairs_of_indexer(mine, theirs.indexer),
+        Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
+        Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
+        Pair(mine.W_query.weight, theirs.q_b_proj.weight),
+        Pair(mine.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
+        Pair(mine.latent_norm.weight, theirs.kv_a_layernorm.weight),
+        Pair(mine.W_key.weight, up, lambda w: w.view(H, 2, D, C)[:, 0]),
+        Pair(mine.W_value.weight, up, lambda w: w.view(H, 2, D, C)[:, 1]),
+        Pair(mine.out_proj.weight, theirs.o_proj.weight),
+    ]
+
+    def call(x: Tensor) -> Tensor:
+        with keep_float64():
+            at = turning(x, torch.arange(T)[None])
+            return theirs(x, at, attention_mask=mask(config))[0]
+
+    assert_agreement(mine, call, pairs, atol=1e-11)
+
+
+def test_a_layer_reads_token_by_token_what_it_reads_at_once():
+    mine, x = ours().eval(), draw(B, T, E)
+    for chunks in ([1] * T, [5, 1, 3, 2]):
+        cache, y = mine.new_cache(B, T), []
+        with torch.no_grad():
+            for part in x.split(chunks, dim=1):
+                y.append(mine(part, cache))
+                cache.advance(part.shape[1])
+        torch.testing.assert_close(torch.cat(y, dim=1), mine(x).detach(), **SAME)
+
+
+def test_of_equal_scores_the_newest_are_chosen_in_any_order_of_the_keys():
+    mine, x = ours(topk=3), draw(B, T, E)
+    with torch.no_grad():
+        mine.W_index_weight.weight.zero_()  # all scores are 0
+    seen = mine.attention_weights(x).ne(0).any(1)
+    newest = torch.ones(T, T).bool().tril().triu(-2)
+    assert torch.equal(seen, newest.expand(B, T, T))
+    ring = ours(topk=3, window=5).eval()
+    with torch.no_grad():
+        ring.W_index_weight.weight.zero_()
+        cache = ring.new_cache(B, T)
+        for t, token in enumerate(x.split(1, dim=1)):
+            y = ring(token, cache)
+            cache.advance(1)
+            torch.testing.assert_close(y[:, 0], ring(x)[:, t], **SAME)
+
+
+def test_an_indexer_that_chooses_all_is_latent_attention():
+    mine, x = ours(topk=T), draw(B, T, E)
+    position = RotaryPosition(T, D, pairs="neighbours")
+    ranks = {"kv_rank": C, "query_rank": QUERY, "rope_dim": P, "out_bias": False}
+    plain = MultiHeadLatentAttention(E, E, T, H, position=position, **ranks).double()
+    plain.load_state_dict({k: v for k, v in mine.state_dict().items() if "index" not in k})
+    torch.testing.assert_close(mine(x), plain(x), **SAME)
+    # With one key fewer, only the last query misses one.
+    mine.topk = T - 1
+    y, expected = mine(x), plain(x)
+    torch.testing.assert_close(y[:, :-1], expected[:, :-1], **SAME)
+    assert (y - expected)[:, -1].abs().amin(-1).min() > 1e-9
+
+
+def plain_loss(layer: DeepSeekSparseAttention, x: Tensor, documents: Documents | None) -> Tensor:
+    """The mean divergence, query by query from whole matrices."""
+    at = range(x.shape[1]) if documents is None else documents
+    q, held, placed = layer.project_and_cache(x, None, Shared(at))
+    w_BTS = attention_weights(q, layer.keys(held), *placed).sum(1).detach()
+    q_BITJ, k_BSJ = held["index_query"], held["index_key"][:, 0]
+    start = torch.zeros(len(x), x.shape[1]).long() if documents is None else documents.start_BT
+    each = []
+    for b in range(len(x)):
+        for t in range(x.shape[1]):
+            first = int(start[b, t])
+            products = (k_BSJ[b, first : t + 1] @ q_BITJ[b, :, t].T).clamp_min(0)
+            score = products @ held["index_weight"][b, :, t, 0]
+            kept = score.topk(min(layer.topk, len(score))).indices
+            p = w_BTS[b, t, first : t + 1]
+            assert p.count_nonzero() == len(kept)
+            p = p[kept] / p.sum()
+            each.append((p * (p.log() - score[kept].log_softmax(0))).sum())
+    return torch.stack(each).mean()
+
+
+@pytest.mark.parametrize("topk", [3, 150])
+@pytest.mark.parametrize("in_documents", [False, True])
+def test_its_loss_is_the_divergence_in_value_and_gradient(topk, in_documents):
+    mine, x = ours(topk, context=150), draw(B, 150, E)  # two blocks of queries
+    documents = Documents.numbered(torch.arange(150).repeat(B, 1) // 40) if in_documents else None
+    own = [*of_indexer(mine).values()]
+    found, expected = own_loss(mine, x, documents), plain_loss(mine, x, documents)
+    torch.testing.assert_close(found, expected, **SAME)
+    assert found > 1e-3
+    results = [torch.autograd.grad(loss, own) for loss in (found, expected)]
+    torch.testing.assert_close(*results, **SAME)
+
+
+def test_the_loss_trains_the_indexer_alone_and_the_output_all_else():
+    mine, x = ours(), draw(B, T, E).requires_grad_()
+    indexer, every = of_indexer(mine), dict(mine.named_parameters())
+    assert len(indexer) == 5
+    by_loss = torch.autograd.grad(own_loss(mine, x), [x, *every.values()], allow_unused=True)
+    assert by_loss[0] is None
+    trained = {name for name, g in zip(every, by_loss[1:], strict=True) if g is not None}
+    assert trained == indexer.keys()
+    by_output = torch.autograd.grad(mine(x).sum(), [*every.values()], allow_unused=True)
+    trained = {name for name, g in zip(every, by_output, strict=True) if g is not None}
+    assert trained == every.keys() - indexer.keys()
+
+
+def test_the_loss_is_there_in_training_alone_and_holds_no_matrix_of_tokens():
+    length, narrow = 1024, {"kv_rank": 8, "query_rank": 8, "rope_dim": 4, "index_dim": 4}
+    mine = DeepSeekSparseAttention(E, E, length, H, **narrow, index_heads=2)
+    x = torch.randn(1, length, E)
+    with Allocations() as made:
+        own_loss(mine, x).backward()
+    assert max(made.elements) < length * length
+    losses: dict[str, list[Tensor]] = {}
+    mine.eval()(x, None, Shared(range(length), losses=losses))
+    with torch.no_grad():
+        mine.train()(x, None, Shared(range(length), losses=losses))
+    assert not losses
+
+
+def test_it_is_logged_and_kept_out_of_the_other_losses(tmp_path):
+    sizes = ["attn=dsa", "position=rope", "log_every=1", "accumulate=2"]
+    run = train(tmp_path / "a", *sizes)
+    again = train(tmp_path / "b", *sizes, "model.activation_checkpointing=true")
+    own = [value for _, value in series(run, "train/index_loss")]
+    assert own[0] > 0
+    for name in ("train/index_loss", "train/loss", "val/loss"):
+        assert [v for _, v in series(run, name)] == pytest.approx(
+            [v for _, v in series(again, name)], rel=1e-4
+        )
+    assert not [tag for tag in summary(run)["metrics"] if "index" in tag and "train" not in tag]
+    assert series(run, "train/loss")[0][1] == pytest.approx(math.log(256), abs=0.5)
+
+
+def test_costs_by_hand():
+    mine = ours(topk=3)
+    index = 2 * INDEX * (J + 1)
+    assert mine.flops(5, 5) == (2 * H * (2 * D + P) + index) * 15
+    assert mine.flops(1, 9) == ours(topk=T).flops(1, 3) + index * (9 - 3)
+    assert mine.bfloat16().new_cache(1, 1).nbytes == 2 * (C + P + J)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("attn.topk=0", "attn.topk: topk=0 does not fit context_length=11; give 1 to 11 tokens"),
+        ("attn.topk=12", "attn.topk: topk=12 does not fit context_length=11; give 1 to 11 tokens"),
+        ("attn.topk=null", "attn.topk: "),
+        ("attn.index_heads=0", "attn.index_heads: index_heads=0 must be 1 or more, or a share"),
+        ("attn.index_dim=3", "attn.index_dim: index_dim=3 must hold the rope_dim=4 numbers"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
+    with pytest.raises(ConfigError) as error:
+        build_gpt("attn=dsa", "model.num_heads=3", "position=rope", wrong)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
