@@ -67,8 +67,10 @@ def attend(
     # One query's scores fit in memory: the definition itself decodes.
     if backend == "reference" or (T == 1 and not fuses):
         return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, blend)
-    sees_all_past = isinstance(query.positions, range) and (rule.window is None or rule.window >= S)
-    sees_all_past = sees_all_past and (rule.chunk is None or query.positions.stop <= rule.chunk)
+    at = query.positions
+    sees_all_past = isinstance(at, range) and (rule.window is None or rule.window >= S)
+    if isinstance(at, range) and rule.chunk is not None:
+        sees_all_past = at.stop <= rule.chunk
     if fuses and same_tokens and sees_all_past:
         return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, is_causal=True)
     # BLOCK queries at a time hold BLOCK x S scores, and skip keys that no query of a block sees.

@@ -97,15 +97,16 @@ class SoftmaxAttention(Attention):
             raise ValueError(f"chunk={chunk} cannot be combined with a window; give null for one")
         # No token of an earlier chunk is needed again, so the cache is a window's.
         self.window = window_of(window, context_length) if chunk is None else chunk
-        scale = self.head_dim**-0.5 if scale is None else scale
-        self._plain = Rule(scale, self.window, chunk=chunk)
+        usual = self.head_dim**-0.5
+        self._plain = Rule(usual if scale is None else scale, self.window, chunk=chunk)
         if backend == "flex":
             check_flex(self._plain, dropout)
         self.scale = self._plain.scale
         self.dropout = dropout
         self.backend: Backend = backend
-        resized = position is not None and head_dim is not None
-        self.position = position.resized(head_dim) if resized else position
+        if position is not None and head_dim is not None:
+            position = position.resized(head_dim)
+        self.position = position
 
     def project_out(self, present: bool, bias: bool) -> nn.Linear | None:
         """Return the output projection. Raises ValueError if heads of another width have none."""

@@ -160,11 +160,10 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
 def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     """Check a stack on the CPU in this dtype; return notes. Raises ConfigError, or CannotRun."""
     last = stack.layers[-1]
-    own = {p.dtype for p in last.parameters() if p.is_floating_point()} - {
-        torch.get_default_dtype()
-    }
-    if own:
-        listed = ", ".join(sorted(map(str, own)))
+    dtypes = {p.dtype for p in last.parameters() if p.is_floating_point()}
+    dtypes -= {torch.get_default_dtype()}
+    if dtypes:
+        listed = ", ".join(sorted(map(str, dtypes)))
         raise BrokenLayer(
             stack.field,
             f"{stack.title} builds weights of {listed}; leave their dtype out",

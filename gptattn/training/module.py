@@ -183,7 +183,7 @@ class LanguageModel(L.LightningModule):
         if mine.start == mine.stop:
             return
         ids, targets, *documents = (tensor[mine] for tensor in batch)
-        hidden = self.model.hidden(ids, None, *documents)
+        hidden = self.model.hidden(ids, None, documents[0] if documents else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
             hidden, targets = drop_ignored(hidden, targets)

@@ -64,7 +64,7 @@ def variant(lab: Lab, name: str, dtype: torch.dtype) -> Cell:
         torch.manual_seed(0)
         try:
             cfg = lab.settings(f"attn={name}", f"attn.backend={backend}")
-            layers[backend] = build_layer(cfg, None, {}, 0).to(lab.device, dtype)
+            layers[backend] = build_layer(cfg, {}, {}, 0).to(lab.device, dtype)
         except ConfigError:
             return {"backends": 1}
     layers["reference"].load_state_dict(layers["sdpa"].state_dict())
