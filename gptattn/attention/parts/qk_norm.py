@@ -44,7 +44,7 @@ class QKNorm(Part):
             raise ValueError(f"over={over} is unknown; give {' or '.join(get_args(Over))}")
         self.eps = eps
         wide = over == "width"
-        q_size, k_size = (head_dim * (n if wide else 1) for n in (num_heads, num_kv_heads))
+        q_size, k_size = (head_dim * (n if wide else min(1, n)) for n in (num_heads, num_kv_heads))
         for name, size in (("q_gain_D", q_size), ("k_gain_D", k_size)):
             if gain:
                 self.register_parameter(name, nn.Parameter(torch.ones(size)) if size else None)
