@@ -35,16 +35,21 @@ def read_files(field: str, choices: Mapping[str, str], given: Sequence[str]) -> 
 
 
 def read_layers(
-    command: Settings, keys: Sequence[str], given: Sequence[str], allow_targets: Sequence[str]
+    command: Settings,
+    keys: Sequence[str],
+    given: Sequence[str],
+    allow_targets: Sequence[str],
+    recipe: str | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of each name in the pattern: a layer of `layers`, or a file in conf/attn.
 
     `keys`: the names of all settings on the command line. What is given for all layers, such as
     `attn.window`, reaches those that have it: where it is null in some only the others, and where
-    no file has it those whose constructor takes it. Raises ConfigError, naming the setting.
+    no file has it those whose constructor takes it. Raises ConfigError, naming the setting, and the
+    `recipe` that brought the pattern.
     """
     assert command.pattern is not None
-    shown = f"pattern=[{','.join(command.pattern)}]"
+    shown = f"pattern=[{','.join(command.pattern)}]" if recipe is None else f"recipe={recipe}"
     for name in command.layers:
         if name not in command.pattern:
             raise ConfigError(

@@ -39,6 +39,9 @@ def list_fitting(arguments: Sequence[str]) -> None:
     own = [one for one in arguments if one.partition("=")[0] in names or "=" not in one]
     args = parse(Arguments, own)
     most = read_bytes(args.cache_bytes)
+    for one in arguments:
+        if one.startswith("recipe="):
+            raise ConfigError("recipe", "all are listed; leave it out")
     given = [
         "model=deep",
         f"model.context_length={args.context}",
