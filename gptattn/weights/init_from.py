@@ -121,8 +121,10 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
         # Choosing the block's file may change these as well.
         different |= {name: theirs[name] for name in WITHIN_BLOCK}
     if "position" in different:
-        # 1.0 is the file's own fraction and stretch.
-        different |= {n: v for n, v in theirs.items() if n.startswith("position.") and v != 1.0}
+        # These are the file's own fraction, stretch and pairs.
+        usual = (1.0, "half")
+        placed = {n: v for n, v in theirs.items() if n.startswith("position.")}
+        different |= {n: v for n, v in placed.items() if v not in usual}
     stretched = ours.get("position.stretch", 1.0) > theirs.get("position.stretch", 1.0)
     if stretched:
         different.pop("position.stretch", None)
