@@ -98,6 +98,21 @@ class ShortConvolution(nn.Module):
         return y_BTC if self.bias_C is None else y_BTC + self.bias_C
 
 
+def convolve(
+    x_BTC: Tensor,
+    conv: ShortConvolution | None,
+    cache: Cache | None,
+    start_BT: Tensor | None,
+    there_BT1: Tensor | None,
+) -> Tensor:
+    """Return SiLU of the convolution of x, or of x itself without one; missing tokens are 0."""
+    if there_BT1 is not None:
+        x_BTC = x_BTC * there_BT1
+    if conv is not None:
+        x_BTC = conv(x_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+    return F.silu(x_BTC)
+
+
 def make_convolution(
     channels: int, conv_size: int | None, context_length: int, bias: bool = False
 ) -> ShortConvolution | None:

@@ -17,6 +17,7 @@ from gptattn.attention.recurrence import count_flops
 from gptattn.attention.softmax import split_heads, wide_rms_norm
 from gptattn.attention.state import (
     check_chunk,
+    convolve,
     draw_decay_bias,
     make_convolution,
     new_state_cache,
@@ -91,11 +92,8 @@ class GatedDeltaNet(Attention):
         start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
         new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
         gate, decay, beta = self.W_gate(x_BTE), self.W_decay(x_BTE), self.W_beta(x_BTE)
-        if there is not None:
-            new_BTC = new_BTC * there
-        if self.conv is not None:
-            new_BTC = self.conv(new_BTC, None if cache is None else cache.tensors["tail"], start_BT)
-        q, k, v = F.silu(new_BTC).split(self.channels, -1)
+        new_BTC = convolve(new_BTC, self.conv, cache, start_BT, there)
+        q, k, v = new_BTC.split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):

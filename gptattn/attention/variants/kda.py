@@ -18,6 +18,7 @@ from gptattn.attention.recurrence import count_flops
 from gptattn.attention.softmax import split_heads, wide_rms_norm
 from gptattn.attention.state import (
     check_chunk,
+    convolve,
     draw_decay_bias,
     make_convolution,
     new_state_cache,
@@ -85,12 +86,9 @@ class KimiDeltaAttention(Attention):
         new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
         decay, beta = self.W_decay_up(self.W_decay_down(x_BTE)), self.W_beta(x_BTE)
         gate = self.W_gate_up(self.W_gate_down(x_BTE)).sigmoid()
-        if there is not None:
-            new_BTC = new_BTC * there
-        if self.conv is not None:
-            new_BTC = self.conv(new_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+        new_BTC = convolve(new_BTC, self.conv, cache, start_BT, there)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
-        q, k, v = F.silu(new_BTC).to(wide).chunk(3, -1)
+        q, k, v = new_BTC.to(wide).chunk(3, -1)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             rate_BTC = F.softplus(decay.to(wide) + self.decay_bias_C.to(wide))

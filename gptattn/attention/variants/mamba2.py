@@ -19,6 +19,7 @@ from gptattn.attention.recurrence import count_flops
 from gptattn.attention.softmax import split_heads
 from gptattn.attention.state import (
     check_chunk,
+    convolve,
     draw_decay_bias,
     make_convolution,
     new_state_cache,
@@ -101,12 +102,9 @@ class Mamba2(Attention):
         start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
         new_BTC = torch.cat([self.W_value(x_BTE), self.W_key(x_BTE), self.W_query(x_BTE)], -1)
         gate, dt = self.W_gate(x_BTE), self.W_step(x_BTE)
-        if there is not None:
-            new_BTC = new_BTC * there
-        if self.conv is not None:
-            new_BTC = self.conv(new_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+        new_BTC = convolve(new_BTC, self.conv, cache, start_BT, there)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
-        v, k, q = F.silu(new_BTC).to(wide).split(self.channels, -1)
+        v, k, q = new_BTC.to(wide).split(self.channels, -1)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             dt_BTH = F.softplus(dt.to(wide) + self.step_bias_H.to(wide))
