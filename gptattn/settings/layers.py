@@ -87,9 +87,9 @@ def read_layers(
             having += [spec] * (setting in spec or setting in takes.types or takes.others)
         if not having:
             own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
-            known = [f"{name} has {', '.join(names)}" for name, names in own.items()]
+            theirs = [f"{name} has {', '.join(names)}" for name, names in own.items()]
             kind = "attention" if group == "attn" else group
-            raise ConfigError(key, f"no {kind} in {shown} has it; {'; '.join(known)}")
+            raise ConfigError(key, f"no {kind} in {shown} has it; {'; '.join(theirs)}")
         value = getattr(command, group)
         for spec in having:
             spec[setting] = value[part][setting] if part else value[setting]
