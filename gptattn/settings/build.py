@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from torch import nn
@@ -160,6 +161,23 @@ def build_layers(
         ]
     )
     return nn.ModuleList(block.attention for block in build_model(cfg, vocab_size=1).layers())
+
+
+def describe_missing_parts(cfg: TrainConfig, model: GPT) -> list[str]:
+    """Return a line for each part chosen for all layers that some kinds of layers do not take."""
+    lines = []
+    for name in cfg.part if cfg.pattern is not None else ():
+        has: dict[str, bool] = {}
+        for kind, block in zip(cycle(cfg.pattern), model.layers(), strict=False):
+            modules = block.attention.named_modules()
+            takes = any(
+                one.rpartition(".")[2] == name and isinstance(m, Part) for one, m in modules
+            )
+            has[kind] = has.get(kind, False) or takes
+        without = [kind for kind, takes in has.items() if not takes]
+        if without:
+            lines.append(f"part={name}: left out of {', '.join(without)}, which cannot take it")
+    return lines
 
 
 def build_layer(

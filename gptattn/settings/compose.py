@@ -108,9 +108,9 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         values["match_attn"] = files["attn"]
     if command.pattern is not None:
         recipe = hydra.runtime.choices.get("recipe")
-        if not isinstance(recipe, str) or {"pattern", "layers"} & {*keys}:
-            recipe = None
-        layers = read_layers(command, keys, given, command.allow_targets, recipe)
+        changed = {"pattern", "layers"} & {*keys}
+        whole = None if changed or not isinstance(recipe, str) else recipe
+        layers = read_layers(command, keys, given, command.allow_targets, whole)
         choices["attn"] = variant_name(layers if len(layers) == 1 else command.pattern, [])
         if not command.layers and len(layers) == 1:  # the same run as with attn=, and its name
             values |= {**layers[choices["attn"]], "pattern": None}
@@ -125,7 +125,8 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             }
             if "_target_" not in command.position and any("position" in o for o in layers.values()):
                 values["position"] = {}
-        choices["attn"] = recipe or choices["attn"]
+        if isinstance(recipe, str):
+            choices["attn"] = whole or f"{recipe}:{','.join(command.pattern)}"
     if isinstance(command.data.get("sources"), dict):
         command.data["sources"] = _read_sources(command.data["sources"], given)
     for file in [f for folder in folders if command.part for f in folder.glob("part/*.yaml")]:

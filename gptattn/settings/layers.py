@@ -51,8 +51,10 @@ def read_layers(
     """
     assert command.pattern is not None
     shown = f"pattern=[{','.join(command.pattern)}]" if recipe is None else f"recipe={recipe}"
+    typed = {key.partition(".")[0] for key in keys}
+    of_recipe = "pattern" in typed and "layers" not in typed  # not all of its layers are wanted
     for name in command.layers:
-        if name not in command.pattern:
+        if name not in command.pattern and not of_recipe:
             raise ConfigError(
                 f"layers.{name}", f"is not in {shown}; {suggest(name, command.pattern)}"
             )
@@ -117,7 +119,12 @@ def _read_layer(
             str(one): (choice[one] or {}) if isinstance(choice, dict) else {} for one in names
         }
         if group != "part" and len(chosen[group]) != 1:
-            raise ConfigError(f"{field}.{group}", f"takes one name, not {choice}")
+            first, *_, last = [*chosen[group]] or ["gqa", "gqa"]
+            raise ConfigError(
+                f"{field}.{group}",
+                f"takes one name, not {' and '.join(chosen[group]) or 'none'}; give "
+                f"{field}.{group}={last}, or settings of {first} alone",
+            )
     grammar = {
         group: f"[{','.join(map(quote, own))}]" if group == "part" else quote(next(iter(own)))
         for group, own in chosen.items()

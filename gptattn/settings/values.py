@@ -41,7 +41,6 @@ NAMES_ELSEWHERE = {
     "mamba2": "mamba ssm ssd",
     "lightning": "minimax lightning_attention",
     "attn.backend=sdpa": "flash flash_attention flashattention flash_attn fused",
-    "qwen3_next": "qwen3_5 qwen3.5",
     "rope": "rotary",
     "learned": "absolute trained",
     "sinusoidal": "sin sine fixed",

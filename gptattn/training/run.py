@@ -35,7 +35,7 @@ from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.resume import Start, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_model
+from gptattn.settings.build import build_model, describe_missing_parts
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.identity import (
@@ -212,6 +212,8 @@ def _train(
             console.print(f"resumes after step {start.step}")
         if cfg.match_made is not None:
             console.print(describe_match(cfg.match_made), markup=False)
+        for line in describe_missing_parts(cfg, model):
+            console.print(line, markup=False)
         console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:

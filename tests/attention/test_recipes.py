@@ -1,5 +1,6 @@
 """Each recipe is its release: transformers' own attentions, with our weights, give our numbers."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -102,7 +103,7 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GptOss",
         {"num_key_value_heads": 2, "sliding_window": 8, "rope_parameters": rope(1.5e5)},
     ),
-    "smollm3": ("smollm3", "SmolLM3", {"num_key_value_heads": 2, "rope_parameters": rope(2e6)}),
+    "smollm3": ("smollm3", "SmolLM3", {"num_key_value_heads": 2, "rope_parameters": rope(5e6)}),
     "exaone4": (
         "exaone4",
         "Exaone4",
@@ -216,6 +217,7 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
+RELEASES["qwen3_5"] = ("qwen3_5", "Qwen3_5Text", RELEASES["qwen3_next"][2])
 
 
 # For speed; and with 3 heads scores would be 0 by ReLU, of which theirs chooses any.
@@ -280,14 +282,28 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
             return lambda w: w.unflatten(0, (H, -1))[:, start : start + size]
 
         assert mine.conv is not None
-        together, small = theirs.in_proj_qkvz.weight, theirs.in_proj_ba.weight
+        if recipe == "qwen3_5":  # one after another
+            joint = theirs.in_proj_qkv.weight
+            found = [
+                Pair(mine.W_query.weight, joint, lambda w: w[:E]),
+                Pair(mine.W_key.weight, joint, lambda w: w[E : 2 * E]),
+                Pair(mine.W_value.weight, joint, lambda w: w[2 * E :]),
+                Pair(mine.W_gate.weight, theirs.in_proj_z.weight),
+                Pair(mine.W_beta.weight, theirs.in_proj_b.weight),
+                Pair(mine.W_decay.weight, theirs.in_proj_a.weight),
+            ]
+        else:
+            together, small = theirs.in_proj_qkvz.weight, theirs.in_proj_ba.weight
+            found = [
+                Pair(mine.W_query.weight, together, rows(0, D)),
+                Pair(mine.W_key.weight, together, rows(D, D)),
+                Pair(mine.W_value.weight, together, rows(2 * D, 2 * D)),
+                Pair(mine.W_gate.weight, together, rows(4 * D, 2 * D)),
+                Pair(mine.W_beta.weight, small, rows(0, 2)),
+                Pair(mine.W_decay.weight, small, rows(2, 2)),
+            ]
         return [
-            Pair(mine.W_query.weight, together, rows(0, D)),
-            Pair(mine.W_key.weight, together, rows(D, D)),
-            Pair(mine.W_value.weight, together, rows(2 * D, 2 * D)),
-            Pair(mine.W_gate.weight, together, rows(4 * D, 2 * D)),
-            Pair(mine.W_beta.weight, small, rows(0, 2)),
-            Pair(mine.W_decay.weight, small, rows(2, 2)),
+            *found,
             Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
             Pair(mine.a_log_H, theirs.A_log),
             Pair(mine.decay_bias_H, theirs.dt_bias),
@@ -295,6 +311,11 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
             Pair(mine.out_proj.weight, theirs.out_proj.weight),
         ]
     found = projections(mine, theirs)
+    if recipe == "minimax":  # the middle quarters of a head change places: see `release`
+        swapped = lambda w: w.view(-1, 2, 2, D // 4, E).transpose(1, 2)  # noqa: E731
+        turned = ((mine.W_query.weight, theirs.q_proj), (mine.W_key.weight, theirs.k_proj))
+        found = [pair for pair in found if all(pair.mine is not one for one, _ in turned)]
+        found += [Pair(one, other.weight, swapped) for one, other in turned]
     if isinstance(mine, DifferentialAttention):
         # The halves of a value are neighbours here, and H / 2 heads apart there.
         apart = lambda w: w.view(2, H // 2, D, E).transpose(0, 1)  # noqa: E731
@@ -307,7 +328,9 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
         return found
     parts = getattr(mine, "parts", {})
     if "qk_norm" in parts and recipe != "llama4":  # whose norm has no gain
-        less = 1.0 if recipe in ("gemma3", "qwen3_next") else 0.0  # their gains are 1 + w
+        less = (
+            1.0 if recipe in ("gemma3", "qwen3_next", "qwen3_5") else 0.0
+        )  # their gains are 1 + w
         for gain, norm in (("q_gain_D", theirs.q_norm), ("k_gain_D", theirs.k_norm)):
             found.append(Pair(parts["qk_norm"].get_parameter(gain), norm.weight, less=less))
     if "sink" in parts:
@@ -327,7 +350,9 @@ def release(
     home, start, own = RELEASES[recipe]
     modeling = import_module(f"transformers.models.{home}.modeling_{home}")
     make = getattr(import_module("transformers"), f"{start}Config")
-    start = start.replace("3Text", "3")
+    turning = getattr(modeling, f"{start}RotaryEmbedding", None)
+    start = re.sub("(?<=3|5)Text", "", start)
+    turning = turning or getattr(modeling, f"{start}RotaryEmbedding", None)
     sizes = SIZES | {"hidden_size": E, "head_dim": D}
     if recipe == "gpt2":
         sizes = {"attn_implementation": "eager"}
@@ -335,8 +360,11 @@ def release(
         config = make(**(sizes | {"num_hidden_layers": layers} | own | changes))
         kinds = getattr(config, "layer_types", None) or [FULL] * layers
         linear = [getattr(modeling, f"{start}{end}", None) for end in ENDS]
-        turning = getattr(modeling, f"{start}RotaryEmbedding", None)
         turning = turning and recipe not in ("granite4", "kimi_linear") and turning(config)
+        if recipe == "minimax":  # theirs turns whole heads, the release half of each
+            config.head_dim //= 2
+            turning = half_of(type(turning)(config))
+            config.head_dim *= 2
         at, modules, calls = torch.arange(T)[None], [], []
         for i, kind in enumerate(kinds):
             given: dict[str, Any] = {"attention_mask": None}
@@ -357,6 +385,17 @@ def release(
             modules.append(module)
             calls.append(partial(call, module, **given))
     return modules, calls
+
+
+def half_of(turning: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return positions that turn a head's first and third quarter together, and not the others."""
+
+    def turn(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = (one.unflatten(-1, (2, -1)) for one in turning(x, at))
+        still = cos.new_ones(cos.shape)
+        return torch.cat([cos, still], -1).flatten(-2), torch.cat([sin, 0 * still], -1).flatten(-2)
+
+    return turn
 
 
 def call(module: nn.Module, x: Tensor, **given: Any) -> Tensor:

@@ -7,7 +7,7 @@ from building import menu
 from gptattn.cli.commands.check import check as check_all
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
-from gptattn.settings.build import build_model
+from gptattn.settings.build import build_model, describe_missing_parts
 from gptattn.settings.compose import settings
 
 WIDE = ("model.d_model=128", "model.num_heads=16", "model.context_length=8192")
@@ -65,6 +65,17 @@ def test_layers_can_be_written_on_the_command_line():
     assert cfg.variant == "near,far,mqa"
 
 
+def test_a_recipe_in_another_order_keeps_its_name():
+    assert settings(["recipe=gemma3", "pattern=[local,full]"]).variant == "gemma3:local,full"
+    assert settings(["recipe=gemma3", "pattern=[full]"]).variant == "gemma3:full"
+
+
+def test_layers_that_cannot_take_a_part_are_named():
+    cfg = settings(["recipe=qwen3_next", "part=[sink]", "model.num_layers=5"])
+    line = "part=sink: left out of linear, which cannot take it"
+    assert describe_missing_parts(cfg, build_model(cfg, 13)) == [line]
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -80,7 +91,10 @@ def test_layers_can_be_written_on_the_command_line():
         ("pattern=[a] layers={a:{part:[sink]}}", "layers.a: has no attention; give {attn: gqa}"),
         ("pattern=[a] layers={a:{attn:mhaa}}", "layers.a: 'mhaa' is not in conf/attn; did you"),
         ("pattern=[a] layers={a:{attn:mha,parts:[sink]}}", "layers.a.parts: is no setting; did"),
-        ("pattern=[a] layers={a:{attn:{mha:{},mqa:{}}}}", "layers.a.attn: takes one name, not"),
+        (
+            "pattern=[a] layers={a:{attn:{mha:{},mqa:{}}}}",
+            "layers.a.attn: takes one name, not mha and mqa; give layers.a.attn=mqa, or",
+        ),
     ],
 )
 def test_a_mistake_names_its_field(typed, said):
