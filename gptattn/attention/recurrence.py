@@ -1,4 +1,4 @@
-"""The two recurrences of linear attention: token by token, and in chunks for training.
+"""The mechanisms that keep a state: their recurrence, its form in chunks, and what they share.
 
 A state S [D, V] per head replaces keys and values. Every token decays it, writes to it and reads:
 
@@ -11,13 +11,209 @@ forms compute the same for all tokens of a row by products within chunks, and on
 between chunks one after the other. In rows of several documents each begins with a state of zero:
 `start_BT` is where in its row each token's document begins.
 
-Letters beside the usual ones: V value size of a head, N chunks, C tokens of a chunk. No exponent
-is above zero anywhere, so nothing overflows, however strong the decay.
+Letters beside the usual ones: V value size of a head, N chunks, C tokens of a chunk, or channels of
+a convolution, K its size. No exponent is above zero anywhere, so nothing overflows, however strong
+the decay.
 """
+
+import math
+from typing import ClassVar, TypedDict
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.position.base import Documents, Positions
+
+
+class Recurrent(TypedDict, total=False):
+    """Arguments of every mechanism with a state besides its sizes; see `RecurrentAttention`."""
+
+    chunk: int
+
+
+class RecurrentAttention(Attention):
+    """Attention by a state of constant size per head; a mechanism says what it writes and reads.
+
+    x [B, T, d_in] -> y [B, T, d_out]. It needs no position and has no dropout. One token takes a
+    `step`, several run in chunks of at most `chunk`. `norm_eps` is added to the mean square in the
+    outputs' norm. Raises ValueError for impossible sizes.
+    """
+
+    knows_order: ClassVar[bool] = True
+    keeps_documents: ClassVar[bool] = True
+    delta: ClassVar[bool] = False  # whether it follows the delta rule
+    by_channel: ClassVar[bool] = False  # whether each channel of a key has a decay of its own
+    state_sizes: tuple[int, int, int]  # H, D and V of the state, which the mechanism sets
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        norm_eps: float,
+        *,
+        chunk: int = 64,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_out, num_heads, num_heads, 0.0)
+        if chunk < 1:
+            raise ValueError(f"chunk={chunk} must be 1 or more tokens; 64 is usual")
+        if not 0.0 < norm_eps < math.inf:
+            raise ValueError(f"norm_eps={norm_eps} must be a positive number; 1e-5 is usual")
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
+        self.groups = num_heads  # G heads of queries and keys
+        self.conv: ShortConvolution | None = None
+
+    def make_convolution(
+        self, channels: int, conv_size: int | None, bias: bool = False
+    ) -> "ShortConvolution | None":
+        """Return a convolution over `conv_size` tokens; None for 0 or None."""
+        conv_size = conv_size or 0
+        if conv_size < 0:
+            raise ValueError(
+                f"conv_size={conv_size} is negative; give the tokens that a convolution sees, "
+                "or null for none"
+            )
+        if conv_size > self.context_length:
+            raise ValueError(
+                f"conv_size={conv_size} is above context_length={self.context_length}; 4 is usual"
+            )
+        return ShortConvolution(channels, conv_size, bias) if conv_size else None
+
+    def convolve(
+        self, x_BTC: Tensor, cache: Cache | None, start_BT: Tensor | None, there_BT1: Tensor | None
+    ) -> Tensor:
+        """Return SiLU of the convolution of x, or of x itself without one; missing tokens are 0."""
+        if there_BT1 is not None:
+            x_BTC = x_BTC * there_BT1
+        if self.conv is not None:
+            x_BTC = self.conv(x_BTC, None if cache is None else cache.tensors["tail"], start_BT)
+        return F.silu(x_BTC)
+
+    def recur(
+        self,
+        q_BGTD: Tensor,
+        k_BGTD: Tensor,
+        v_BHTV: Tensor,
+        g: Tensor,
+        beta_BHT: Tensor | None,
+        cache: Cache | None,
+        start_BT: Tensor | None,
+    ) -> Tensor:
+        """Return the outputs [B, H, T, V], and write the state after them to the cache.
+
+        One token with a cache takes `step`, others a chunked form. Without beta, H / G heads may
+        share queries and keys.
+        """
+        s_BHDV = None if cache is None else cache.tensors["state"]
+        if s_BHDV is not None and v_BHTV.shape[2] == 1:
+            q, k, v, g = (x.squeeze(2) for x in (q_BGTD, k_BGTD, v_BHTV, g))
+            if (R := v.shape[1] // q.shape[1]) > 1:
+                q, k = q.repeat_interleave(R, 1), k.repeat_interleave(R, 1)
+            beta_BH = None if beta_BHT is None else beta_BHT.squeeze(2)
+            y_BHV, after = step(q, k, v, g, beta_BH, s_BHDV)
+            y_BHTV = y_BHV.unsqueeze(2)
+        else:
+            how = s_BHDV, self.chunk, start_BT
+            if beta_BHT is None:
+                y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
+            else:
+                y_BHTV, after = chunked_delta(q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, *how)
+        if s_BHDV is not None:
+            s_BHDV.copy_(after)
+        return y_BHTV
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        """Return an empty cache: the state, in float32 or wider, and the convolution's inputs."""
+        weight = next(self.parameters())
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        tensors = {"state": weight.new_zeros(batch, *self.state_sizes, dtype=wide)}
+        if self.conv is not None:
+            shape = batch, self.conv.size - 1, len(self.conv.weight_C1K)
+            tensors["tail"] = weight.new_zeros(shape)
+        return Cache(tensors)
+
+    def flops(self, T: int, S: int) -> int:
+        H, D, V = self.state_sizes
+        if T == 1 < S:
+            # `step`: a state decays in D V; what it gets and gives, and a correction, take 2 D V.
+            return (7 if self.delta else 5) * H * D * V
+        how = {"delta": self.delta, "channels": self.by_channel}
+        return count_flops(T, self.chunk, H, D, V, G=self.groups, **how)
+
+
+def read_positions(positions: Positions) -> tuple[Tensor | None, Tensor | None]:
+    """Return where the documents begin [B, T], and which tokens are there [B or 1, T, 1].
+
+    Either is None where it does not matter.
+    """
+    start_BT = positions.start_BT if isinstance(positions, Documents) else None
+    there_BT1 = (positions >= 0).unsqueeze(-1) if isinstance(positions, Tensor) else None
+    return start_BT, there_BT1
+
+
+class ShortConvolution(nn.Module):
+    """y[t] = sum over i of weight[i] x[t - size + 1 + i], per channel, plus a bias if it has one.
+
+    Letters: C channels, K = size. All are drawn as torch draws those of a depthwise Conv1d.
+    """
+
+    def __init__(self, channels: int, size: int, bias: bool = False) -> None:
+        super().__init__()
+        self.size, bound = size, size**-0.5
+        # With torch's axis of 1, so it is not a matrix.
+        self.weight_C1K = nn.Parameter(torch.empty(channels, 1, size).uniform_(-bound, bound))
+        self.bias_C = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
+
+    def forward(
+        self, x_BTC: Tensor, tail_BKC: Tensor | None = None, start_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is advanced by T.
+
+        start_BT: where in its row each token's document begins; it sees no inputs before that.
+        """
+        T = x_BTC.shape[1]
+        if tail_BKC is None:
+            seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
+        else:
+            seen = torch.cat([tail_BKC.to(x_BTC.dtype), x_BTC], 1)
+            tail_BKC.copy_(seen[:, T:])
+        y_BTC = torch.zeros_like(x_BTC)
+        for i, w_C in enumerate(self.weight_C1K[:, 0].unbind(-1)):
+            tap_BTC = w_C * seen[:, i : i + T]
+            if start_BT is not None:
+                place_T = torch.arange(T, device=x_BTC.device) - (self.size - 1 - i)
+                tap_BTC = tap_BTC.masked_fill((place_T < start_BT).unsqueeze(-1), 0.0)
+            y_BTC = y_BTC + tap_BTC
+        return y_BTC if self.bias_C is None else y_BTC + self.bias_C
+
+
+def draw_decay_bias(count: int) -> nn.Parameter:
+    """Return biases whose softplus is log-uniform from 0.001 to 0.1: slow decays to begin with.
+
+    Source: github.com/state-spaces/mamba, as Gated DeltaNet and Kimi Linear start too.
+    """
+    step = torch.empty(count).uniform_(math.log(1e-3), math.log(1e-1)).exp()
+    return nn.Parameter(step.expm1().log())
+
+
+def unit_length(x: Tensor) -> Tensor:
+    """Return x with length 1 on the last axis, or less where it is near zero."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def scale_size(name: str, expand: float, size: int) -> int:
+    """Return size * expand. Raises ValueError if it is not a positive whole number."""
+    made = round(expand * size) if math.isfinite(expand * size) else 0
+    if made < 1 or abs(made - expand * size) > 1e-6:
+        said = f"{name}={expand} makes heads of {expand * size:g}"
+        raise ValueError(f"{said}; give a multiple of 1/{size} above 0")
+    return made
 
 
 def step(

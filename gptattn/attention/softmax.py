@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared, check_sizes, window_of
 from gptattn.attention.cache import Cache, Entry, TokenCache, new_token_cache
-from gptattn.attention.core import Backend, Blend, attend
-from gptattn.attention.flex import check_flex
+from gptattn.attention.core import Backend, Blend, attend, check_flex
 from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights

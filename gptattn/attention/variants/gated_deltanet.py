@@ -4,31 +4,27 @@ The gated delta rule, S = exp(g) S; S = S + beta k (v - k^T S)^T; o = S^T q, is 
 `attention/recurrence.py`. Letters beside the usual ones: V value size of a head, C channels.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Shared, check_sizes
+from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
-from gptattn.attention.recurrence import count_flops
-from gptattn.attention.softmax import split_heads, wide_rms_norm
-from gptattn.attention.state import (
-    check_chunk,
-    convolve,
+from gptattn.attention.recurrence import (
+    Recurrent,
+    RecurrentAttention,
     draw_decay_bias,
-    make_convolution,
-    new_state_cache,
     read_positions,
-    recur,
     scale_size,
     unit_length,
 )
+from gptattn.attention.softmax import split_heads, wide_rms_norm
 
 
-class GatedDeltaNet(Attention):
+class GatedDeltaNet(RecurrentAttention):
     """A state of constant size per head, written by the gated delta rule.
 
     x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
@@ -47,8 +43,7 @@ class GatedDeltaNet(Attention):
     fla library.
     """
 
-    knows_order: ClassVar[bool] = True
-    keeps_documents: ClassVar[bool] = True
+    delta: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -60,30 +55,28 @@ class GatedDeltaNet(Attention):
         expand_k: float = 1.0,
         expand_v: float = 1.0,
         value_heads: int = 1,
-        chunk: int = 64,
         norm_eps: float = 1e-5,
         out_bias: bool = True,
+        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__()
-        check_sizes(d_out, num_heads, num_heads, 0.0)
+        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
         if value_heads < 1:
             raise ValueError(f"value_heads={value_heads} must be 1 or more for each key head")
-        check_chunk(chunk, norm_eps)
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
-        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
-        self.key_size = scale_size("expand_k", expand_k, d_out // num_heads)
-        self.value_size = scale_size("expand_v", expand_v, d_out // num_heads)
+        D = self.key_size = scale_size("expand_k", expand_k, d_out // num_heads)
+        V = self.value_size = scale_size("expand_v", expand_v, d_out // num_heads)
         states = self.states = num_heads * value_heads
-        keys, values = num_heads * self.key_size, states * self.value_size
+        # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
+        self.state_sizes = states, D, V
+        keys, values = num_heads * D, states * V
         self.channels = (keys, keys, values)
         self.W_query, self.W_key = (Linear(d_in, keys, bias=False) for _ in range(2))
         self.W_value, self.W_gate = (Linear(d_in, values, bias=False) for _ in range(2))
         self.W_decay, self.W_beta = (Linear(d_in, states, bias=False) for _ in range(2))
-        self.conv = make_convolution(sum(self.channels), conv_size, context_length)
+        self.conv = self.make_convolution(sum(self.channels), conv_size)
         # exp(a_log) from 0 to 16; at 0 itself the logarithm would be infinite.
         self.a_log_H = nn.Parameter(torch.empty(states).uniform_(0.01, 16).log())
         self.decay_bias_H = draw_decay_bias(states)
-        self.gain_V = nn.Parameter(torch.ones(self.value_size))
+        self.gain_V = nn.Parameter(torch.ones(V))
         self.out_proj = Linear(values, d_out, bias=out_bias)
 
     def forward(
@@ -92,7 +85,7 @@ class GatedDeltaNet(Attention):
         start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
         new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
         gate, decay, beta = self.W_gate(x_BTE), self.W_decay(x_BTE), self.W_beta(x_BTE)
-        new_BTC = convolve(new_BTC, self.conv, cache, start_BT, there)
+        new_BTC = self.convolve(new_BTC, cache, start_BT, there)
         q, k, v = new_BTC.split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
@@ -110,17 +103,6 @@ class GatedDeltaNet(Attention):
                     x.repeat_interleave(self.states // self.num_heads, 1) for x in (q_BHTD, k_BHTD)
                 )
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
-            y_BHTV = recur(*inputs, cache, self.chunk, start_BT)
+            y_BHTV = self.recur(*inputs, cache, start_BT)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))
-
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        sizes = self.states, self.key_size, self.value_size
-        return new_state_cache(self.W_query.weight, batch, *sizes, self.conv)
-
-    def flops(self, T: int, S: int) -> int:
-        D, V = self.key_size, self.value_size
-        if T == 1 < S:
-            # `step`: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
-            return 7 * self.states * D * V
-        return count_flops(T, self.chunk, self.states, D, V, delta=True)

@@ -5,31 +5,27 @@ The rule, S = diag(exp(g)) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
 channels of all heads, H * D.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Shared, check_sizes
+from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
-from gptattn.attention.recurrence import count_flops
-from gptattn.attention.softmax import split_heads, wide_rms_norm
-from gptattn.attention.state import (
-    check_chunk,
-    convolve,
+from gptattn.attention.recurrence import (
+    Recurrent,
+    RecurrentAttention,
     draw_decay_bias,
-    make_convolution,
-    new_state_cache,
     read_positions,
-    recur,
     scale_size,
     unit_length,
 )
+from gptattn.attention.softmax import split_heads, wide_rms_norm
 
 
-class KimiDeltaAttention(Attention):
+class KimiDeltaAttention(RecurrentAttention):
     """A state of constant size per head; each channel of its keys decays at a rate of its own.
 
     x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
@@ -47,8 +43,8 @@ class KimiDeltaAttention(Attention):
     KimiLinear.
     """
 
-    knows_order: ClassVar[bool] = True
-    keeps_documents: ClassVar[bool] = True
+    delta: ClassVar[bool] = True
+    by_channel: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -58,22 +54,20 @@ class KimiDeltaAttention(Attention):
         num_heads: int,
         conv_size: int | None = 4,
         expand: float = 1.0,
-        chunk: int = 64,
         norm_eps: float = 1e-5,
         out_bias: bool = True,
+        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__()
-        check_sizes(d_out, num_heads, num_heads, 0.0)
-        check_chunk(chunk, norm_eps)
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
-        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
+        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
         D = self.head_dim = scale_size("expand", expand, d_out // num_heads)
+        # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
+        self.state_sizes = num_heads, D, D
         C = num_heads * D
         self.W_query, self.W_key, self.W_value = (Linear(d_in, C, bias=False) for _ in range(3))
         self.W_decay_down, self.W_decay_up = Linear(d_in, D, bias=False), Linear(D, C, bias=False)
         self.W_gate_down, self.W_gate_up = Linear(d_in, D, bias=False), Linear(D, C, bias=False)
         self.W_beta = Linear(d_in, num_heads, bias=False)
-        self.conv = make_convolution(3 * C, conv_size, context_length)
+        self.conv = self.make_convolution(3 * C, conv_size)
         self.a_log_H = nn.Parameter(torch.empty(num_heads).uniform_(1, 16).log())
         self.decay_bias_C = draw_decay_bias(C)
         self.gain_V = nn.Parameter(torch.ones(D))
@@ -86,7 +80,7 @@ class KimiDeltaAttention(Attention):
         new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
         decay, beta = self.W_decay_up(self.W_decay_down(x_BTE)), self.W_beta(x_BTE)
         gate = self.W_gate_up(self.W_gate_down(x_BTE)).sigmoid()
-        new_BTC = convolve(new_BTC, self.conv, cache, start_BT, there)
+        new_BTC = self.convolve(new_BTC, cache, start_BT, there)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         q, k, v = new_BTC.to(wide).chunk(3, -1)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
@@ -101,17 +95,6 @@ class KimiDeltaAttention(Attention):
             k_BHTD = unit_length(split_heads(k, self.num_heads))
             v_BHTV = split_heads(v, self.num_heads)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHTD, beta_BHT
-            y_BHTV = recur(*inputs, cache, self.chunk, start_BT)
+            y_BHTV = self.recur(*inputs, cache, start_BT)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * gate)
-
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        sizes = self.num_heads, self.head_dim, self.head_dim
-        return new_state_cache(self.W_query.weight, batch, *sizes, self.conv)
-
-    def flops(self, T: int, S: int) -> int:
-        D = self.head_dim
-        if T == 1 < S:
-            # `step`: a state decays in D^2, and k^T S, the correction and q^T S take 2 D^2.
-            return 7 * self.num_heads * D * D
-        return count_flops(T, self.chunk, self.num_heads, D, D, delta=True, channels=True)

@@ -4,27 +4,25 @@ The recurrence, S = exp(g) S; S = S + k v^T; o = S^T q, is in `attention/recurre
 beside the usual ones: V value size of a head (here D), C channels of all heads, H * D.
 """
 
-from typing import ClassVar
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Shared, check_sizes
+from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
-from gptattn.attention.recurrence import count_flops
-from gptattn.attention.softmax import split_heads, wide_rms_norm
-from gptattn.attention.state import (
-    check_chunk,
-    new_state_cache,
+from gptattn.attention.recurrence import (
+    Recurrent,
+    RecurrentAttention,
     read_positions,
-    recur,
     scale_size,
 )
+from gptattn.attention.softmax import split_heads, wide_rms_norm
 
 
-class LightningAttention(Attention):
+class LightningAttention(RecurrentAttention):
     """A state of constant size per head, which decays at a fixed rate.
 
     x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values pass SiLU. Head h of H, counted from
@@ -39,8 +37,6 @@ class LightningAttention(Attention):
     sec. 3; decay, norm and gate as in MiniMax-01's code.
     """
 
-    knows_order: ClassVar[bool] = True
-    keeps_documents: ClassVar[bool] = True
     layer: Tensor
 
     def __init__(
@@ -50,21 +46,18 @@ class LightningAttention(Attention):
         context_length: int,
         num_heads: int,
         expand: float = 1.0,
-        chunk: int = 64,
         norm_eps: float = 1e-6,
         out_bias: bool = True,
         layer: int = 0,
         num_layers: int = 1,
+        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__()
-        check_sizes(d_out, num_heads, num_heads, 0.0)
-        check_chunk(chunk, norm_eps)
+        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
         if not 0 <= layer < num_layers:
             raise ValueError(f"layer={layer} must lie in 0 to {num_layers - 1}, by {num_layers=}")
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
-        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
-        self.head_dim = scale_size("expand", expand, d_out // num_heads)
-        C = num_heads * self.head_dim
+        D = self.head_dim = scale_size("expand", expand, d_out // num_heads)
+        self.state_sizes = num_heads, D, D  # S [H, D, V], what the cache holds of a row
+        C = num_heads * D
         self.W_query, self.W_key = (Linear(d_in, C, bias=False) for _ in range(2))
         self.W_value, self.W_gate = (Linear(d_in, C, bias=False) for _ in range(2))
         self.gain_C = nn.Parameter(torch.ones(C))
@@ -96,16 +89,6 @@ class LightningAttention(Attention):
             if there is not None:  # a missing token neither decays nor changes the state
                 g, v_BHTV = g * there.mT, v_BHTV * there[..., None, :, :]
             inputs = q_BHTD, k_BHTD, v_BHTV, g, None
-            y_BHTV = recur(*inputs, cache, self.chunk, start_BT)
+            y_BHTV = self.recur(*inputs, cache, start_BT)
             y_BTC = wide_rms_norm(y_BHTV.transpose(1, 2).flatten(2), self.gain_C, self.norm_eps)
         return self.out_proj(y_BTC.to(gate.dtype) * gate)
-
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        sizes = self.num_heads, self.head_dim, self.head_dim
-        return new_state_cache(self.W_query.weight, batch, *sizes, None)
-
-    def flops(self, T: int, S: int) -> int:
-        H, D = self.num_heads, self.head_dim
-        if T == 1 < S:
-            return 5 * H * D * D  # `step`: a state decays in D^2; what it gets and gives take 2 D^2
-        return count_flops(T, self.chunk, H, D, D)

@@ -6,29 +6,25 @@ Letters beside the usual ones: D state size, V value size of a head, C channels 
 groups of heads that share B and C.
 """
 
-from typing import ClassVar
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Shared, check_sizes, divisors
+from gptattn.attention.base import Shared, divisors
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
-from gptattn.attention.recurrence import count_flops
-from gptattn.attention.softmax import split_heads
-from gptattn.attention.state import (
-    check_chunk,
-    convolve,
+from gptattn.attention.recurrence import (
+    Recurrent,
+    RecurrentAttention,
     draw_decay_bias,
-    make_convolution,
-    new_state_cache,
     read_positions,
-    recur,
 )
+from gptattn.attention.softmax import split_heads
 
 
-class Mamba2(Attention):
+class Mamba2(RecurrentAttention):
     """A state [state_size, head_dim] per head, which decays at a rate that each token chooses.
 
     x [B, T, d_in] -> y [B, T, d_out]. Values (the paper's x), keys (B) and queries (C) pass a
@@ -46,9 +42,6 @@ class Mamba2(Attention):
     Source: Dao and Gu 2024, arXiv:2405.21060, sec. 7; initial values as in the authors' code.
     """
 
-    knows_order: ClassVar[bool] = True
-    keeps_documents: ClassVar[bool] = True
-
     def __init__(
         self,
         d_in: int,
@@ -60,13 +53,11 @@ class Mamba2(Attention):
         expand: float = 2.0,
         head_dim: int | None = None,
         conv_size: int | None = 4,
-        chunk: int = 64,
         norm_eps: float = 1e-5,
         out_bias: bool = True,
+        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__()
-        check_sizes(d_out, num_heads, num_heads, 0.0)
-        check_chunk(chunk, norm_eps)
+        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
         if state_size is not None and state_size < 1:
             raise ValueError(f"state_size={state_size} must be positive; null: 2 * head_dim")
         if head_dim is not None and head_dim < 1:
@@ -80,16 +71,16 @@ class Mamba2(Attention):
             )
         if groups < 1 or H % groups:
             raise ValueError(f"groups={groups} must divide {H} heads; one of {divisors(H)}")
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
-        self.groups, self.chunk, self.norm_eps = groups, chunk, norm_eps
-        N = self.state_size = 2 * V if state_size is None else state_size
-        C = H * V
+        N = 2 * V if state_size is None else state_size
+        # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
+        self.state_sizes = H, N, V
+        self.groups, C = groups, H * V
         self.channels = (C, groups * N, groups * N)
         self.W_value, self.W_key, self.W_query = (
             Linear(d_in, c, bias=False) for c in self.channels
         )
         self.W_gate, self.W_step = Linear(d_in, C, bias=False), Linear(d_in, H, bias=False)
-        self.conv = make_convolution(sum(self.channels), conv_size, context_length, bias=True)
+        self.conv = self.make_convolution(sum(self.channels), conv_size, bias=True)
         self.a_log_H = nn.Parameter(torch.empty(H).uniform_(1, 16).log())
         self.step_bias_H = draw_decay_bias(H)
         self.skip_H = nn.Parameter(torch.ones(H))
@@ -102,7 +93,7 @@ class Mamba2(Attention):
         start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
         new_BTC = torch.cat([self.W_value(x_BTE), self.W_key(x_BTE), self.W_query(x_BTE)], -1)
         gate, dt = self.W_gate(x_BTE), self.W_step(x_BTE)
-        new_BTC = convolve(new_BTC, self.conv, cache, start_BT, there)
+        new_BTC = self.convolve(new_BTC, cache, start_BT, there)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         v, k, q = new_BTC.to(wide).split(self.channels, -1)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
@@ -114,20 +105,10 @@ class Mamba2(Attention):
             q_BGTD, k_BGTD = split_heads(q, self.groups), split_heads(k, self.groups)
             v_BTHV = v.unflatten(2, (self.heads, -1))
             write_BHTV = (dt_BTH[..., None] * v_BTHV).transpose(1, 2)
-            y_BHTV = recur(q_BGTD, k_BGTD, write_BHTV, g_BHT, None, cache, self.chunk, start_BT)
+            y_BHTV = self.recur(q_BGTD, k_BGTD, write_BHTV, g_BHT, None, cache, start_BT)
             y_BTHV = y_BHTV.transpose(1, 2) + self.skip_H.to(wide)[:, None] * v_BTHV
             y_BTC = y_BTHV.flatten(2) * F.silu(gate.to(wide))
             y_BTGX = y_BTC.unflatten(2, (self.groups, -1))
             y_BTC = F.rms_norm(y_BTGX, y_BTGX.shape[3:], None, self.norm_eps).flatten(2)
             y_BTC = y_BTC * self.gain_C.to(wide)
         return self.out_proj(y_BTC.to(gate.dtype))
-
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        sizes = self.heads, self.state_size, self.head_dim
-        return new_state_cache(self.W_query.weight, batch, *sizes, self.conv)
-
-    def flops(self, T: int, S: int) -> int:
-        H, D, V = self.heads, self.state_size, self.head_dim
-        if T == 1 < S:
-            return 5 * H * D * V  # `step`: a state decays in D V; what it gets and gives take 2 D V
-        return count_flops(T, self.chunk, H, D, V, G=self.groups)
