@@ -131,7 +131,7 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     """One layer of a variant, built from its YAML at the sizes of SMALL, without positions.
 
     `overrides` replace arguments of the constructor, those from the model as well as those in the
-    YAML. A mechanism without the argument `backend` ignores that.
+    YAML. A mechanism that does not call `attend` ignores the backends `reference` and `sdpa`.
     """
     cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
     shared = shared_arguments(cfg.model, cfg.block) | {
@@ -141,6 +141,8 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     }
     spec = dict(cfg.attn)
     for name, value in overrides.items():
+        if spec.get(name) == "chunked" and value in ("reference", "sdpa"):
+            continue
         (spec if name in spec or name not in shared else shared)[name] = value
     attention = construct("attn", spec, shared, cfg.allow_targets)
     if parts := parts_of(variant):

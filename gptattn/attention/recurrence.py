@@ -17,7 +17,9 @@ the decay.
 """
 
 import math
-from typing import ClassVar, TypedDict
+from importlib import import_module
+from importlib.util import find_spec
+from typing import ClassVar, Literal, TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +29,14 @@ from gptattn.attention.base import Attention, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.position.base import Documents, Positions
 
+Backend = Literal["chunked", "fla"]
+
 
 class Recurrent(TypedDict, total=False):
     """Arguments of every mechanism with a state besides its sizes; see `RecurrentAttention`."""
 
     chunk: int
+    backend: Backend
 
 
 class RecurrentAttention(Attention):
@@ -39,7 +44,8 @@ class RecurrentAttention(Attention):
 
     x [B, T, d_in] -> y [B, T, d_out]. It needs no position and has no dropout. One token takes a
     `step`, several run in chunks of at most `chunk`. `norm_eps` is added to the mean square in the
-    outputs' norm. Raises ValueError for impossible sizes.
+    outputs' norm. backend=fla: on a GPU, several tokens run in fla's kernels, whose chunks have 64.
+    Raises ValueError for impossible sizes, and for backend=fla without a GPU or the package.
     """
 
     knows_order: ClassVar[bool] = True
@@ -57,6 +63,7 @@ class RecurrentAttention(Attention):
         norm_eps: float,
         *,
         chunk: int = 64,
+        backend: Backend = "chunked",
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_heads, 0.0)
@@ -64,8 +71,17 @@ class RecurrentAttention(Attention):
             raise ValueError(f"chunk={chunk} must be 1 or more tokens; 64 is usual")
         if not 0.0 < norm_eps < math.inf:
             raise ValueError(f"norm_eps={norm_eps} must be a positive number; 1e-5 is usual")
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
+        if backend == "fla" and not torch.cuda.is_available():
+            raise ValueError("backend=fla needs a CUDA device, and there is none; use chunked")
+        if backend == "fla" and find_spec("fla") is None:
+            raise ValueError(
+                "backend=fla needs the package fla-core; pip install 'gptattn[fla]', or use chunked"
+            )
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
+        self.backend: Backend = backend
         self.groups = num_heads  # G heads of queries and keys
         self.conv: ShortConvolution | None = None
 
@@ -104,11 +120,12 @@ class RecurrentAttention(Attention):
         beta_BHT: Tensor | None,
         cache: Cache | None,
         start_BT: Tensor | None,
+        dtype: torch.dtype,
     ) -> Tensor:
         """Return the outputs [B, H, T, V], and write the state after them to the cache.
 
-        One token with a cache takes `step`, others a chunked form. Without beta, H / G heads may
-        share queries and keys.
+        One token with a cache takes `step`, others the backend. Without beta, H / G heads may share
+        queries and keys. `dtype` is the type of the projections, in which fla multiplies.
         """
         s_BHDV = None if cache is None else cache.tensors["state"]
         if s_BHDV is not None and v_BHTV.shape[2] == 1:
@@ -118,12 +135,15 @@ class RecurrentAttention(Attention):
             beta_BH = None if beta_BHT is None else beta_BHT.squeeze(2)
             y_BHV, after = step(q, k, v, g, beta_BH, s_BHDV)
             y_BHTV = y_BHV.unsqueeze(2)
+        elif self.backend == "fla" and v_BHTV.device.type == "cuda":  # checks run on a CPU
+            inputs = q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, s_BHDV
+            y_BHTV, after = by_fla(*inputs, start_BT, dtype)
+        elif beta_BHT is None:
+            how = s_BHDV, self.chunk, start_BT
+            y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
         else:
             how = s_BHDV, self.chunk, start_BT
-            if beta_BHT is None:
-                y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
-            else:
-                y_BHTV, after = chunked_delta(q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, *how)
+            y_BHTV, after = chunked_delta(q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, *how)
         if s_BHDV is not None:
             s_BHDV.copy_(after)
         return y_BHTV
@@ -350,6 +370,45 @@ def chunked_delta(
     s_BHNDV = torch.stack(before, 1).unflatten(0, s_BHDV.shape[:2])
     o = o_v + (since_start * q - o_k) @ s_BHNDV
     return o.flatten(2, 3)[:, :, :T], s.view_as(s_BHDV)
+
+
+def by_fla(
+    q_BGTD: Tensor,
+    k_BGTD: Tensor,
+    v_BHTV: Tensor,
+    g: Tensor,
+    beta_BHT: Tensor | None,
+    s_BHDV: Tensor | None,
+    start_BT: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return what the chunked forms return, by the kernels of flash-linear-attention on a GPU.
+
+    Queries, keys and values are passed in `dtype`, decays, beta and states in their own type. With
+    documents, the state that is returned has a row for each.
+
+    Source: github.com/fla-org/flash-linear-attention, fla-core 0.6.0, fla/ops/*/chunk.py.
+    """
+    B, H, T, V = v_BHTV.shape
+    inputs = {"q": q_BGTD.to(dtype), "k": k_BGTD.to(dtype), "v": v_BHTV.to(dtype), "g": g}
+    if beta_BHT is None:
+        name = "simple_gla"  # knows no shared keys
+        for x in ("q", "k"):
+            inputs[x] = inputs[x].repeat_interleave(H // q_BGTD.shape[1], 1)
+        inputs["g"] = g.expand(B, -1, -1)
+    else:
+        name = "kda" if g.ndim == q_BGTD.ndim else "gated_delta_rule"
+        inputs["beta"] = beta_BHT
+    inputs = {key: x.transpose(1, 2) for key, x in inputs.items()}  # tokens before heads
+    if (
+        start_BT is not None
+    ):  # one row of all tokens, and where each document begins and the last ends
+        begins = (start_BT == torch.arange(T, device=start_BT.device)).flatten().nonzero()[:, 0]
+        inputs = {key: x.flatten(0, 1)[None] for key, x in inputs.items()}
+        inputs["cu_seqlens"] = F.pad(begins, (0, 1), value=B * T)
+    kernel = getattr(import_module(f"fla.ops.{name}"), f"chunk_{name}")
+    y, s = kernel(**inputs, scale=1.0, initial_state=s_BHDV, output_final_state=True)
+    return y.view(B, T, H, V).transpose(1, 2).to(v_BHTV.dtype), s
 
 
 def chunk_sizes(tokens: int, chunk: int) -> tuple[int, int]:

@@ -103,6 +103,6 @@ class GatedDeltaNet(RecurrentAttention):
                     x.repeat_interleave(self.states // self.num_heads, 1) for x in (q_BHTD, k_BHTD)
                 )
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
-            y_BHTV = self.recur(*inputs, cache, start_BT)
+            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))

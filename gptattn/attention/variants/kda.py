@@ -95,6 +95,6 @@ class KimiDeltaAttention(RecurrentAttention):
             k_BHTD = unit_length(split_heads(k, self.num_heads))
             v_BHTV = split_heads(v, self.num_heads)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHTD, beta_BHT
-            y_BHTV = self.recur(*inputs, cache, start_BT)
+            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * gate)

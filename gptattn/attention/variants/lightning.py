@@ -89,6 +89,6 @@ class LightningAttention(RecurrentAttention):
             if there is not None:  # a missing token neither decays nor changes the state
                 g, v_BHTV = g * there.mT, v_BHTV * there[..., None, :, :]
             inputs = q_BHTD, k_BHTD, v_BHTV, g, None
-            y_BHTV = self.recur(*inputs, cache, start_BT)
+            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
             y_BTC = wide_rms_norm(y_BHTV.transpose(1, 2).flatten(2), self.gain_C, self.norm_eps)
         return self.out_proj(y_BTC.to(gate.dtype) * gate)

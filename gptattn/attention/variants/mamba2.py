@@ -105,7 +105,8 @@ class Mamba2(RecurrentAttention):
             q_BGTD, k_BGTD = split_heads(q, self.groups), split_heads(k, self.groups)
             v_BTHV = v.unflatten(2, (self.heads, -1))
             write_BHTV = (dt_BTH[..., None] * v_BTHV).transpose(1, 2)
-            y_BHTV = self.recur(q_BGTD, k_BGTD, write_BHTV, g_BHT, None, cache, start_BT)
+            inputs = q_BGTD, k_BGTD, write_BHTV, g_BHT, None
+            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
             y_BTHV = y_BHTV.transpose(1, 2) + self.skip_H.to(wide)[:, None] * v_BTHV
             y_BTC = y_BTHV.flatten(2) * F.silu(gate.to(wide))
             y_BTGX = y_BTC.unflatten(2, (self.groups, -1))

@@ -1,0 +1,205 @@
+"""The backend `fla`: what is passed to its kernels, and where it is refused.
+
+The kernels run on a GPU only. Stand-ins have the arguments of fla-core 0.6.0 and compute what its
+documentation says, token by token in float64.
+"""
+
+import sys
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+from types import ModuleType
+
+import pytest
+import torch
+from building import build_attention, menu
+from contract import assert_same, draw
+from torch import Tensor, einsum
+
+from gptattn.attention.recurrence import RecurrentAttention, by_fla, chunked_delta, chunked_linear
+from gptattn.errors import ConfigError
+
+B, T, H, D, V = 2, 13, 6, 5, 7
+KERNELS = pytest.mark.parametrize("kernel", ["simple_gla", "gated_delta_rule", "kda"])
+
+
+def chunk_simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] in logarithms, states [N, H, K, V]."""
+    assert q.shape[2] == v.shape[2]
+    return by_sequence(q, k, v, g, None, scale, initial_state, cu_seqlens)
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `chunk_simple_gla`; beta [B, T, H] in (0, 1)."""
+    return by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens)
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `chunk_gated_delta_rule`; g [B, T, H, K]."""
+    assert g.shape == k.shape
+    return by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens)
+
+
+def by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens) -> tuple[Tensor, Tensor]:
+    """Each row is a sequence or, with `cu_seqlens`, its pieces from one of them to the next."""
+    q, k, v, g = (x.double() for x in (q, k, v, g))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    cuts = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+    assert cu_seqlens is None or len(q) == 1
+    outputs, states = [], []
+    for begin, end in pairwise(cuts):
+        s = q.new_zeros(len(q), q.shape[2], q.shape[3], v.shape[3])
+        s = s if initial_state is None else initial_state
+        for t in range(begin, end):
+            decay = g[:, t].exp()
+            s = s * (decay[..., None] if decay.ndim == 3 else decay[..., None, None])
+            write = v[:, t]
+            if beta is not None:
+                write = beta[:, t, :, None] * (write - einsum("bhk,bhkv->bhv", k[:, t], s))
+            s = s + einsum("bhk,bhv->bhkv", k[:, t], write)
+            outputs.append(einsum("bhk,bhkv->bhv", scale * q[:, t], s))
+        states.append(s)
+    return torch.stack(outputs, 1), torch.cat(states)
+
+
+@pytest.fixture
+def fla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of this name, with the stand-ins where the kernels are."""
+    found = {"fla": {}, "fla.ops": {}} | {
+        f"fla.ops.{kernel.__name__.removeprefix('chunk_')}": {kernel.__name__: kernel}
+        for kernel in (chunk_simple_gla, chunk_gated_delta_rule, chunk_kda)
+    }
+    for name, members in found.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def drawn(kernel: str) -> list[Tensor | None]:
+    """Queries, keys of length 1, values, log decays and, for a delta rule, write strengths."""
+    k = torch.nn.functional.normalize(draw(B, H, T, D), dim=-1)
+    g = -draw(B, H, T, *[D] * (kernel == "kda")).exp()
+    beta = None if kernel == "simple_gla" else draw(B, H, T).sigmoid()
+    return [draw(B, H, T, D), k, draw(B, H, T, V), g, beta]
+
+
+def chunked(inputs: list[Tensor | None], s: Tensor | None, start_BT: Tensor | None = None):
+    *rest, beta = inputs
+    if beta is None:
+        return chunked_linear(*rest, s, 4, start_BT)
+    return chunked_delta(*rest, beta, s, 4, start_BT)
+
+
+@KERNELS
+@pytest.mark.parametrize("continued", [False, True])
+def test_the_kernels_get_what_makes_them_the_chunks(kernel, continued, fla):
+    inputs, s = drawn(kernel), draw(B, H, D, V) if continued else None
+    of = [x.requires_grad_() for x in (*inputs, s) if x is not None]
+    expected = chunked(inputs, s)
+    got = by_fla(*inputs, s, None, torch.float64)
+    assert_same(got, expected)
+    upstream = [torch.randn_like(x) for x in expected]
+    assert_same(
+        torch.autograd.grad(got, of, upstream), torch.autograd.grad(expected, of, upstream), 1e-11
+    )
+
+
+@KERNELS
+def test_documents_are_sequences_of_their_own(kernel, fla):
+    inputs = drawn(kernel)
+    start_BT = torch.tensor([[0] * 4 + [4] * 8 + [12], [0] * T])
+    got, _ = by_fla(*inputs, None, start_BT, torch.float64)
+    assert_same(got, chunked(inputs, None, start_BT)[0])
+
+
+def test_heads_that_share_keys_and_a_decay_of_all_rows_are_spread(fla):
+    q, k, v, g, _ = drawn("simple_gla")
+    inputs = [q[:, :2], k[:, :2], v, g[:1], None]
+    s = draw(B, H, D, V)
+    assert_same(by_fla(*inputs, s, None, torch.float64), chunked(inputs, s))
+
+
+def test_only_queries_keys_and_values_are_rounded_to_the_type_of_the_projections(fla):
+    seen = {}
+
+    def kernel(**given):
+        seen.update({name: x.dtype for name, x in given.items() if isinstance(x, Tensor)})
+        return chunk_kda(**given)
+
+    sys.modules["fla.ops.kda"].chunk_kda = kernel
+    inputs = [x.float() for x in drawn("kda")]
+    y, _ = by_fla(*inputs, torch.zeros(B, H, D, V), None, torch.bfloat16)
+    half, single = torch.bfloat16, torch.float32
+    assert seen == {"q": half, "k": half, "v": half, "g": single, "beta": single} | {
+        "initial_state": single
+    }
+    assert y.dtype == single
+
+
+@pytest.mark.parametrize("variant", menu("attn"))
+def test_it_is_refused_without_a_gpu_or_the_package_or_a_state(variant, monkeypatch):
+    if not isinstance(build_attention(variant), RecurrentAttention):
+        with pytest.raises(ConfigError, match=r"^attn.backend: 'fla' is unknown; .*sdpa"):
+            build_attention(variant, backend="fla")
+        return
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^attn.backend: backend=fla needs a CUDA device, and"):
+        build_attention(variant, backend="fla")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "fla", None)
+    said = r"^attn.backend: backend=fla needs the package fla-core; pip install 'gptattn\[fla\]'"
+    with pytest.raises(ConfigError, match=said):
+        build_attention(variant, backend="fla")
+
+
+@pytest.mark.parametrize("variant", ["gated_deltanet", "kda", "lightning", "mamba2"])
+def test_on_a_cpu_as_in_the_checks_before_a_run_it_is_the_chunks(variant, monkeypatch, fla):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    attention, plain = build_attention(variant, backend="fla"), build_attention(variant)
+    plain.load_state_dict(attention.state_dict())
+    x = torch.randn(B, 11, 30)
+    assert_same(attention(x), plain(x), atol=0)
