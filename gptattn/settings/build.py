@@ -166,18 +166,19 @@ def build_layers(
 def describe_missing_parts(cfg: TrainConfig, model: GPT) -> list[str]:
     """Return a line for each part chosen for all layers that some kinds of layers do not take."""
     lines = []
-    for name in cfg.part if cfg.pattern is not None else ():
-        has: dict[str, bool] = {}
-        for kind, block in zip(cycle(cfg.pattern), model.layers(), strict=False):
-            modules = block.attention.named_modules()
-            takes = any(
-                one.rpartition(".")[2] == name and isinstance(m, Part) for one, m in modules
-            )
-            has[kind] = has.get(kind, False) or takes
-        without = [kind for kind, takes in has.items() if not takes]
+    kinds = cycle(cfg.pattern or ["all"])  # without a pattern, a part that is not taken is refused
+    layers = [*zip(kinds, (block.attention for block in model.layers()), strict=False)]
+    for name in cfg.part:
+        has = {kind for kind, layer in layers if _has_part(layer, name)}
+        without = [kind for kind in dict.fromkeys(kind for kind, _ in layers) if kind not in has]
         if without:
             lines.append(f"part={name}: left out of {', '.join(without)}, which cannot take it")
     return lines
+
+
+def _has_part(layer: nn.Module, name: str) -> bool:
+    named = layer.named_modules()
+    return any(isinstance(m, Part) and path.rpartition(".")[2] == name for path, m in named)
 
 
 def build_layer(
