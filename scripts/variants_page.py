@@ -211,22 +211,22 @@ INTRODUCTION = """\
 12 heads, width 768, context 1,024, vocabulary 50,257): all parameters, those of one layer's
 attention, cache bytes per token and layer in half precision, and training FLOPs per token. The
 cache of `gated_deltanet`, `kda`, `lightning` and `mamba2` is a state of fixed size, mostly in
-float32: its bytes are divided by 1,024 tokens, and more tokens add none.
+float32; the table has its bytes divided by 1,024 tokens.
 
-Speed is that of one layer's attention (for blocks, of the whole block) on two CPU cores in float32:
+Speed is measured on one layer's attention (for blocks, one block) with two CPU cores in float32:
 forward and backward of {T:,} tokens, and decoding one token in each of {batch} rows after 1,024 and
-8,192 tokens. Rounds are interleaved in random order. A ratio is the median of the rounds' ratios;
-it carries over to other machines better than milliseconds do. Positions that act on the embeddings
+8,192 tokens. Rounds are interleaved in random order. A ratio is the rounds' median; it carries
+over to other machines better than milliseconds do. Positions that act on the embeddings
 cost no time here.
 
 Where layers differ, counts are means over the model, and speed is the mean of two consecutive
-layers: in `cross_layer` the second has no keys and values of its own, and with `value_residual` it
-mixes in the first one's values. A pattern of layers, such as `pattern=[sliding,gqa]`, costs the
+layers: in `cross_layer` the second reuses the first one's keys and values, and with `value_residual`
+it mixes in the first one's values. A pattern of layers, such as `pattern=[sliding,gqa]`, costs the
 mean of its layers.
 
 The pictures show the last layer's weights on `{text}`,
 in a `model=tiny` trained for {steps} steps with one seed. They show what a mechanism attends to,
-not which one is better; for differences in loss, [compare](comparing.md) runs over seeds."""
+not which mechanism is better; for differences in loss, [compare](comparing.md) runs over seeds."""
 
 
 def main() -> None:
