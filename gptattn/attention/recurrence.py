@@ -400,9 +400,7 @@ def by_fla(
         name = "kda" if g.ndim == q_BGTD.ndim else "gated_delta_rule"
         inputs["beta"] = beta_BHT
     inputs = {key: x.transpose(1, 2) for key, x in inputs.items()}  # tokens before heads
-    if (
-        start_BT is not None
-    ):  # one row of all tokens, and where each document begins and the last ends
+    if start_BT is not None:  # one row of all tokens, with the bounds of its documents
         begins = (start_BT == torch.arange(T, device=start_BT.device)).flatten().nonzero()[:, 0]
         inputs = {key: x.flatten(0, 1)[None] for key, x in inputs.items()}
         inputs["cu_seqlens"] = F.pad(begins, (0, 1), value=B * T)
