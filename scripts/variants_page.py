@@ -220,9 +220,9 @@ over to other machines better than milliseconds do. Positions that act on the em
 cost no time here.
 
 Where layers differ, counts are means over the model, and speed is the mean of two consecutive
-layers: in `cross_layer` the second reuses the first one's keys and values, and with `value_residual`
-it mixes in the first one's values. A pattern of layers, such as `pattern=[sliding,gqa]`, costs the
-mean of its layers.
+layers: in `cross_layer` the second reuses the keys and values of the first, and with
+`value_residual` it mixes in the first one's values. A pattern of layers, such as
+`pattern=[sliding,gqa]`, costs the mean of its layers.
 
 The pictures show the last layer's weights on `{text}`,
 in a `model=tiny` trained for {steps} steps with one seed. They show what a mechanism attends to,

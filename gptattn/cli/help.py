@@ -1,4 +1,4 @@
-"""What `train.py --help` says of choices and settings: the comments in the YAML files.
+"""What `train.py --help` says about choices and settings: the comments in the YAML files.
 
 The template in conf/hydra/help calls the two resolvers, with the config that Hydra has composed.
 """
@@ -39,7 +39,7 @@ def describe_choices(_root_: DictConfig) -> str:
 def describe_settings(_root_: DictConfig) -> str:
     """Return all settings with their values and comments, those of each group together.
 
-    What has no comment, since only a sweep sets it, is left out.
+    Settings without a comment, which only a sweep sets, are left out.
     """
     own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     plain: Any = OmegaConf.to_container(own, resolve=True)
@@ -93,7 +93,7 @@ def read_comments(file: Path, group: str = "") -> dict[str, str]:
 
 
 def _find_files(root: DictConfig) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Yield each config group with its files, also those in folders of the user's."""
+    """Yield each config group with its files, also those in the user's folders."""
     folders = [Path(one.path) for one in root.hydra.runtime.config_sources if one.schema == "file"]
     defaults = [one for one in OmegaConf.load(TRAIN).defaults if isinstance(one, DictConfig)]
     for group in [str(key) for one in defaults for key in one if " " not in str(key)]:
@@ -122,7 +122,7 @@ def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, st
 
 
 def _make_table(rows: Mapping[str, str]) -> list[str]:
-    """Return a line for each row, of two columns; what does not fit is left to the file."""
+    """Return a line of two columns for each row, shortened to fit."""
     width = max(map(len, rows), default=0) + 2
     room = WIDTH - width - 4
     return [

@@ -1,7 +1,7 @@
 """The training command: what happens around `@hydra.main`, and how a run ends.
 
 Hydra has composed and typed the settings when `run_job` is called; it writes no files itself. A
-sweep's launcher calls `run_job` too, once in each of its processes.
+sweep's launcher also calls `run_job`, once in each of its processes.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
         if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
             mistake = "command line", f"{argument} must come before the settings"
         elif name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
-            mistake = "command line", f"{name} is no flag; {suggest(name, FLAGS)}"
+            mistake = "command line", f"{name} is not a flag; {suggest(name, FLAGS)}"
         elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
             mistake = name, "names one run, and -m starts many; leave one of them out"
         if mistake is not None:

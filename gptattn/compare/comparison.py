@@ -1,7 +1,7 @@
 """Makes the Comparison, the source of tables, words, plots and the page.
 
-First what a Comparison holds, then its sections with their rows, then what changes from one section
-to another.
+The file has the Comparison's contents first, then its sections and rows, then the changes between
+sections.
 """
 
 import math
@@ -213,8 +213,8 @@ def compare(
     """Compare the runs.
 
     `folders` and `skipped` are only recorded. `baseline` is a row or variant name, by default
-    `mha`. With `split`, runs that differ in text or validation get sections of their own. Without
-    `split` it raises ConfigError for such runs, as for an unknown baseline.
+    `mha`. With `split`, runs that differ in text or validation get separate sections; without it
+    they raise ConfigError, like an unknown baseline.
     """
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
@@ -314,7 +314,7 @@ def estimate_rows(
 ) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
     """Return the metrics of each row, and the rows whose speed and memory are left out.
 
-    Those have runs with other threads than the baseline's, or other company on the machine.
+    Their runs had other threads than the baseline's, or were not equally alone on the machine.
     """
     metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
     conditions = {name: {run.conditions for run in runs} for name, runs in groups.items()}

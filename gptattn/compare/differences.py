@@ -1,6 +1,6 @@
-"""Finds how runs differ, in settings, code and environment, and names rows by it.
+"""Finds how runs differ in settings, code and environment, and names rows accordingly.
 
-A difference in settings is named by the config file that explains it, or else by the settings.
+A difference in settings is named after the config file that explains it, or after the settings.
 """
 
 from collections import Counter
@@ -248,8 +248,8 @@ def describe_conditions(
             how = f"{threads} thread{'s' * (threads != '1')} {company}"
             found.append(f"{name}: {_count_runs(count)} with {how}")
     return (
-        f"tokens/s, step ms and peak MB of {', '.join(apart)} are left out: not all runs had the "
-        f"same threads and company ({'; '.join(found)}); to compare them, run -m with "
+        f"tokens/s, step ms and peak MB of {', '.join(apart)} are left out: the runs differ in "
+        f"threads, or in sharing the machine ({'; '.join(found)}); to compare them, run -m with "
         "sweep.jobs=1 sweep.fresh=true"
     )
 

@@ -1,4 +1,4 @@
-"""Splits runs into sections that are compared, and these into rows, and names the rows.
+"""Splits runs into sections to compare, and sections into rows, and names the rows.
 
 A section has one model size, budget and text. Its runs may differ in what is compared: attention,
 position and the block. If every block has several variants, each block is its own section. The same
@@ -6,8 +6,8 @@ holds for optimizers and precisions. A variant may also have its own MLP width, 
 or its own learning rate. Each tokenizer is a section: losses per token cannot be compared between
 tokenizers.
 
-A row is runs that differ only in the seed. It is named by its variant and by what tells it from
-other rows of that variant: a config file where that explains it, otherwise the settings.
+The runs of a row differ only in the seed. It is named after its variant and the difference to other
+rows of that variant: a config file if one explains it, otherwise the settings.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Ladders: sizes of one family of models, and what a variant needs for the same loss.
 
-Sections that differ in model and budget alone, with more compute at each, are a ladder. Through its
-mean losses goes a law, L = E + A * C^-alpha (Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.3, here
-of compute, cache or seconds alone): E, what no compute takes away, is shared by all variants, A is
-each variant's own, and alpha is shared unless the losses say otherwise. The file reads downwards:
+Sections that differ only in model and budget, each with more compute, are a ladder. A law is fitted
+to its mean losses, L = E + A * C^-alpha (Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.3, here of
+compute, cache or seconds alone). All variants share E, the loss that no compute removes; each has
+its own A; alpha is shared unless the losses say otherwise. The file reads downwards:
 the law, the multipliers with their intervals, ladders in a report, and their words. scipy is
 imported inside the functions, as in `statistics.py`.
 """

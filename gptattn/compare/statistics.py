@@ -3,8 +3,8 @@
 One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
 the comparisons of a family. The interval shown is the corrected one, so a difference is stated
 exactly when its interval excludes 0. If the spread over the first seeds decided how many there are,
-`first` is their number, and the deviation and its degrees of freedom are those of the first stage
-alone: so the confidence is as stated, whatever the deviation. Source: Stein 1945, Annals of
+`first` is their number, and the deviation and its degrees of freedom come from them alone, so that
+the confidence is as stated whatever the deviation. Source: Stein 1945, Annals of
 Mathematical Statistics 16, 243-258.
 
 scipy is imported inside the functions: the import takes half a second, and a mistake on the command

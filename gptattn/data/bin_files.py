@@ -40,7 +40,7 @@ class BinFiles(TokenSource):
     `path` is a prepared folder; or one with `*train*.bin` and perhaps `val*.bin` or `*_val*.bin`,
     as nanoGPT and modded-nanogpt write them; or one such file. Without a held-out file, and without
     `val_path`, the end of the ids is held out. A document begins at each end of text. Raises
-    DataError, naming the file, for what is missing, damaged, or no file of ids.
+    DataError, naming the file, if one is missing, damaged or has no ids.
     """
 
     def __init__(self, path: str, val_path: str | None = None) -> None:
@@ -131,7 +131,7 @@ def read_header(path: Path, field: str) -> Shard:
     version, count = map(int, opening[1:])
     if version != VERSION or size != HEADER_BYTES + TOKEN_DTYPE.itemsize * count:
         what = f"version {version} and {size:,} bytes for {count:,} ids"
-        raise DataError(field, f"{path} is no whole shard of version {VERSION}: it has {what}")
+        raise DataError(field, f"{path} is not a whole shard of version {VERSION}: it has {what}")
     return Shard(path, HEADER_BYTES, count)
 
 

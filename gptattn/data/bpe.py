@@ -1,4 +1,4 @@
-"""Byte-level BPE with the `tokenizers` library: GPT-2's, its kind, or one trained here."""
+"""Byte-level BPE with the `tokenizers` library: GPT-2's, a similar one, or one trained here."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ class ByteLevelBPE(Tokenizer):
     text: the bytes, the commonest pairs within words, and the end of text.
 
     `encode` treats special tokens as ordinary text: `<|endoftext|>` in a text becomes the ids of
-    its characters, so that the author of a text cannot smuggle in the special id.
+    its characters, so that a text cannot smuggle in the special id.
 
     Raises DataError for files that cannot be used, or whose tokens' hash is not `sha256`;
     ConfigError for a size that is out of range, or beyond what the text gives.

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: folders named `hf:owner/name[@revision]`, and rows with a text each."""
+"""The Hugging Face hub: folders named `hf:owner/name[@revision]`, and rows of text."""
 
 import contextlib
 import hashlib
@@ -64,12 +64,12 @@ def _first_line(error: Exception) -> str:
 
 
 class Rows(TextSource):
-    """Rows with a text each, of a data set on the hub or of local files; each row is a document.
+    """Rows of text, from a data set on the hub or from local files; each row is a document.
 
     `path`, and `val_path` to hold out: a Parquet, JSON Lines or Arrow file, or a folder of them.
     Without `val_split` or `val_path`, the hash of each document decides whether it is held out.
     `streaming`: rows come over the network each time and none is stored. Raises ConfigError without
-    the library `datasets`, DataError for what is missing or has no such field.
+    the library `datasets`, DataError for missing data or a missing field.
     """
 
     def __init__(

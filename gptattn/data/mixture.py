@@ -66,7 +66,7 @@ class Mixture(Source):
 
 
 class MixtureData(RunData):
-    """Texts under one tokenizer, validated on all their held-out tokens.
+    """Texts with one tokenizer, validated on all their held-out tokens.
 
     Which texts the rows of a batch come from is a pure function of (seed, step), drawn with the
     texts' weights.

@@ -1,4 +1,4 @@
-"""What a run asks of its data, and what it gets."""
+"""A run's request for data, and the data it gets."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""Texts: what comes with Python, the user's file or folder, Tiny Shakespeare."""
+"""Texts: Python's own, the user's file or folder, Tiny Shakespeare."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ ADVICE = "; convert it, with iconv for example, or choose other files with data.
 
 
 class TextSource(TokenSource):
-    """A text: documents to train on, and documents or their tails to hold out."""
+    """A text: documents to train on, and documents or ends of documents to hold out."""
 
     separated = True  # separators stand between documents
 
@@ -143,9 +143,9 @@ Document = TextFile | HeldText
 
 
 class PlainText(TextSource):
-    """Documents to train on, and others to hold out; if there are no others, the end of each is.
+    """Documents to train on, and documents to hold out; without these, the end of each is held out.
 
-    These ends together have `val_fraction` of the bytes, at least one character.
+    The ends together have `val_fraction` of the bytes, at least one character.
     """
 
     def __init__(self, train: Sequence[Document], held_out: Sequence[Document] = ()) -> None:
@@ -211,9 +211,9 @@ class PythonDocs(PlainText):
 class StandardLibrary(PlainText):
     """The source files of Python's standard library, without its tests; each a document.
 
-    About 11 MB in 730 files on Python 3.11, sorted by name. A twentieth of the files is held out,
-    by a hash of their names, so a file is on the same side in every version. Versions differ, so
-    compare runs only under one Python (the text's hash is in every summary).
+    About 11 MB in 730 files on Python 3.11, sorted by name. A twentieth of the files are held
+    out, by a hash of their names, so a file is on the same side in every version. Versions differ,
+    so compare runs only under one Python (the text's hash is in every summary).
     """
 
     def __init__(self) -> None:

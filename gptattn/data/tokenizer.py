@@ -167,7 +167,7 @@ class CharTokenizer(Tokenizer):
 
 
 class TaskIds(Tokenizer):
-    """Ids without a text: those of a synthetic task, or of files without a tokenizer."""
+    """Ids without a text: from a synthetic task, or from files without a tokenizer."""
 
     def __init__(self, vocab_size: int | None = None) -> None:
         self.vocab_size = vocab_size or 0

@@ -1,6 +1,6 @@
-"""One file of token ids for each text, mapped to memory, with a JSON beside it.
+"""One memory-mapped file of token ids for each text, with a JSON beside it.
 
-Whatever the source, `make_tokens` writes the ids in constant memory: `tokens.bin` has the training
+`make_tokens` writes the ids of any source in constant memory: `tokens.bin` has the training
 ids, then the held-out ones, 16 bits each; `documents.npy` says where documents begin;
 `tokens.json`, written last, describes the file.
 """
@@ -133,7 +133,7 @@ class TokenWriter:
 
 
 class TokenSource(Source):
-    """What becomes one token file: a text, or ids as they are."""
+    """The source of one token file: a text, or ids as they are."""
 
     name = "the text"  # in messages
 

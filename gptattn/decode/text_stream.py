@@ -1,4 +1,4 @@
-"""The text of new ids, as soon as it is certain."""
+"""Turns new ids into text as soon as it is certain."""
 
 import codecs
 

@@ -1,4 +1,4 @@
-"""The loss of held-out tokens: each one's, by position in the context, and through a cache."""
+"""The loss of held-out tokens: of each token, by position in the context, and through a cache."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Measure a finished run: what it can answer, and what an earlier evaluation already knows.
+"""Measures a finished run: which questions it supports, and which an earlier evaluation answered.
 
 A question is the length of windows, in tokens, or a kind of cache.
 """

@@ -1,6 +1,6 @@
 """How a command ends: signals, exit codes, and one line for a mistake.
 
-While a run trains, a signal is a request, granted at the end of a step, where the state is whole
+While a run trains, a signal is a request, granted at the end of a step, when the state is complete
 (`training/checkpoints.py`).
 """
 
@@ -64,7 +64,7 @@ def write_stderr(line: str) -> None:
 class Stopped(BaseException):
     """Raised when a run ends on request, after optimizer step `step`; `saved` if it can be resumed.
 
-    It is not an Exception, so that code which catches those lets it through.
+    It is not an Exception, so that code that catches Exceptions lets it through.
     """
 
     def __init__(self, signum: int, step: int, saved: bool) -> None:

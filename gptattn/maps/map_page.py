@@ -18,7 +18,7 @@ from gptattn.maps.labels import make_visible
 
 @dataclass(frozen=True)
 class Layer:
-    """What the page shows of a layer: its number, figures per head, weights from `pack_cells`."""
+    """A layer on the page: its number, figures per head, and weights from `pack_cells`."""
 
     number: int
     entropy_H: list[float]  # nats; NaN for one token

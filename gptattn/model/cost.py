@@ -1,4 +1,4 @@
-"""What a model costs: pure functions of the model, counted from its tensors."""
+"""The costs of a model: pure functions of it, counted from its tensors."""
 
 from dataclasses import dataclass
 

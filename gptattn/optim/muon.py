@@ -1,6 +1,6 @@
-"""Muon: momentum whose matrices are made orthogonal.
+"""Muon: orthogonalised momentum.
 
-Two published iterations do it: they bring the singular values near 1 and keep the singular vectors.
+Two published iterations bring the singular values near 1 and keep the singular vectors.
 """
 
 from collections import defaultdict

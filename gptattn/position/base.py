@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Positions in rows of several documents, whole or in part, which do not see each other.
+    """Positions in rows of several documents, or parts of them, which do not see each other.
 
     start_BT: the place in the row where each token's document begins. Positions count from there.
     """

@@ -1,4 +1,4 @@
-"""Sinusoidal absolute positions, as in the first Transformer."""
+"""Sinusoidal absolute positions, as in the original Transformer."""
 
 import torch
 from torch import Tensor

@@ -1,6 +1,6 @@
 """A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
-Its tensors are the weights under the model's own names, and all others that Lightning saves under
+Its tensors are the weights, under the model's own names, and all others that Lightning saves, under
 their path in its checkpoint, `optimizer_states/0/state/...`. The file's header has everything else
 as JSON, under the key `gptattn`, and a SHA-256 of it all.
 """

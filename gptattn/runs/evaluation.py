@@ -1,4 +1,4 @@
-"""The contents of evaluation.json: what was measured of a finished run.
+"""The contents of evaluation.json: the measurements of a finished run.
 
 It needs no torch. Losses are in nats per token, of float32 weights on the run's own held-out text.
 """
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """What an evaluation was made from; one on another basis is replaced, not extended."""
+    """What an evaluation was made from; one with another basis is replaced, not extended."""
 
     weights: str  # sha256 of their file
     text: str  # sha256, as in the summary
@@ -48,7 +48,7 @@ class CacheLoss(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """All that was measured of a run at its newest weights, those of optimizer step `step`."""
+    """All measurements of a run with its newest weights, those of optimizer step `step`."""
 
     basis: Basis
     step: int

@@ -1,4 +1,4 @@
-"""From runs back to the command whose sweep makes them, and more of them at other seeds."""
+"""From runs back to the sweep command that makes them, or more of them with other seeds."""
 
 import re
 import shlex

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Row(msgspec.Struct, gc=False):
-    """The values of a row that are plotted as curves; None for each that the row lacks."""
+    """The values of a row that are plotted as curves; None for missing values."""
 
     step: float | None = None
     time: float | None = None  # seconds since 1970

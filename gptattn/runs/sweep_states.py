@@ -1,6 +1,6 @@
 """The state of each run of a sweep, from its list of runs and their folders, for the report.
 
-It needs no torch. What is already done is decided in `sweep/plan.py`.
+It needs no torch. `sweep/plan.py` decides which runs are done.
 """
 
 import json

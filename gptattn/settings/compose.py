@@ -147,7 +147,7 @@ def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str,
     for name, source in sources.items():
         field = f"data.sources.{name}"
         if not isinstance(source, dict):
-            raise ConfigError(field, "is no table; give {data:text,path:FILE,weight:1}")
+            raise ConfigError(field, "is not a table; give {data:text,path:FILE,weight:1}")
         own: Spec = {}
         if "_target_" not in source:
             file = {"data": quote(str(source.get("data")))}

@@ -136,7 +136,7 @@ class ValidationConfig:
 
 @dataclass
 class SampleConfig:
-    """The text generated at each validation: `tokens` new ones after `prompt`; 0 generates none."""
+    """The text generated at each validation: `tokens` new tokens after `prompt`; 0: no text."""
 
     prompt: str | None
     tokens: int = field(metadata=within(least=0))
@@ -244,7 +244,7 @@ class Settings:
 
 
 class Layer(NamedTuple):
-    """The settings of one kind of layer; of a pattern, its own before those of all layers.
+    """The settings of one kind of layer; in a pattern, its own override those of all layers.
 
     `field`: how messages name its attention. `part`: by name. `position`: {} if there is none.
     """
@@ -257,12 +257,12 @@ class Layer(NamedTuple):
 
 @dataclass
 class TrainConfig(Settings):
-    """All settings of a run, and what is filled in for its record.
+    """All settings of a run, and the values filled in for its record.
 
     `choices`: the choice in each config group. `layers`: the settings of each name in the
     `pattern`, with which `attn` is empty; see `Layer`. `match_attn`: those of `match_to`.
     `match_made`: what the match has changed (`field`, `before`, `after`), and the costs (`target`,
-    that of `to`, and `reached`), in the units of `Cost`. `code_folders`: where the user's own
+    that of `match_to`, and `reached`), in the units of `Cost`. `code_folders`: where the user's own
     modules were. `overrides`: as they were typed, from which `compare` writes commands for more
     seeds.
     """

@@ -1,7 +1,7 @@
 """What determines a run's result: its settings, code, text, starting weights and device.
 
-The run's name, the search for finished runs and resume ask here, and so does the report: runs that
-differ in this are never averaged (`compare/groups.py`).
+The run's name, the search for finished runs, resuming and the report use it: runs that differ in it
+are never averaged (`compare/groups.py`).
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Errors about a command line, Hydra's too, in one line that names what was typed."""
+"""Errors about a command line, also Hydra's, in one line that quotes what was typed."""
 
 import re
 import traceback

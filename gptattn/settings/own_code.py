@@ -1,4 +1,4 @@
-"""The user's own modules: `mine.py` beside where the command is typed, or in `--config-dir`."""
+"""The user's own modules: `mine.py` in the working directory, or in `--config-dir`."""
 
 import importlib.util
 import sys

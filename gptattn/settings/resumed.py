@@ -1,4 +1,4 @@
-"""The settings of a resumed run: those recorded, with the few changes that are allowed."""
+"""The settings of a resumed run: the recorded ones, with the few changes allowed."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace

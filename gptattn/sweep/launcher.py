@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep on this machine: each in its own process, several at a time.
 
-A job that fails, is killed or hangs costs only itself. Processes are forked from a server that has
-imported the large libraries but none of this project's code, which each run reads afresh.
+A job that fails, is killed or hangs does not affect the others. Processes are forked from a server
+that has imported the large libraries but none of this project's code, which each run reads afresh.
 """
 
 import importlib

@@ -150,7 +150,7 @@ def plan_jobs(
 
 @dataclass(frozen=True)
 class Found:
-    """What the sweep's folder already has of some plans, by their folders."""
+    """What the sweep's folder already has for some plans, by their folders."""
 
     done: dict[Path, Path]  # -> finished run that makes the plan unnecessary
     begun: dict[Path, Path]  # -> unfinished run that can be resumed

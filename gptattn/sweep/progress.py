@@ -21,7 +21,7 @@ OF_ONE_RUN = ("seed=", "run_dir=", "resume=")  # overrides that tell runs of a v
 
 
 class Pace:
-    """How long runs of each variant took in this sweep, and from that how long the others will."""
+    """How long runs of each variant took in this sweep, and so how long the rest will take."""
 
     def __init__(self) -> None:
         self.took: dict[tuple[str, ...], list[float]] = {}
@@ -70,8 +70,8 @@ def print_plan(console: Console, home: Path, runs: int, over: int, found: Found)
     for why, olds in reasons.items():
         names = ", ".join(olds[:STALE_NAMES])
         more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
-        line = f"stale: {names}{more}: {why}; to be rerun, and the old kept"
-        console.print(f"{line} (sweep.keep_stale=true uses the old)", soft_wrap=True, markup=False)
+        line = f"stale: {names}{more}: {why}; will run again, old results stay"
+        console.print(f"{line} (sweep.keep_stale=true uses them)", soft_wrap=True, markup=False)
 
 
 def describe_end(folder: Path, seconds: float) -> str:

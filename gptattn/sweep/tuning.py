@@ -1,6 +1,6 @@
 """`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
-It trains every variant at every rate, with a seed of its own, in the subfolder `tuning`. The sweep
+It trains every variant at every rate, with a separate seed, in the subfolder `tuning`. The sweep
 then runs each variant at the rate with the lowest final validation loss. Reports leave out the runs
 of the first stage.
 """

@@ -1,7 +1,8 @@
-"""`sweep.until`: after the given seeds, as many more as the comparisons need.
+"""`sweep.until`: adds as many seeds to the given ones as the comparisons need.
 
-Stein's two stages: the spread of a difference over the first seeds says how many an interval of the
-wanted width needs, and those are run. No difference is tested in between, so none gets likelier.
+Stein's two stages: the spread of a difference over the first seeds says how many seeds an interval
+of the wanted width needs, and these are run. Nothing is tested in between, so no difference becomes
+likelier to be stated.
 Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 """
 

@@ -1,4 +1,4 @@
-"""Checks each kind of layer of a model before it trains: causal, cached as it reads, trainable.
+"""Checks each kind of layer before a run: causal, the same through its cache, and trainable.
 
 A *changed token*, not a gradient, shows what an output depends on: the gradient is exactly zero for
 leaks through detached statistics, expert choice, top-k before the mask, or means over the batch.
@@ -53,11 +53,11 @@ class Stack:
 
 
 class BrokenLayer(ConfigError):
-    """A layer that cannot be compared with others: it leaks, or decodes otherwise than it reads."""
+    """A layer that cannot be compared with others: it leaks, or its cache changes its outputs."""
 
 
 class CannotRun(Exception):
-    """A layer raised the error that is this one's cause, on `x`."""
+    """A layer raised an error on `x`, which is the cause of this one."""
 
     def __init__(self, layer: Attention, x: Tensor, cached: int | None) -> None:
         super().__init__(type(layer).__name__)
@@ -67,7 +67,7 @@ class CannotRun(Exception):
 
 
 class LeastExact(TorchDispatchMode):
-    """Finds the tolerance for what runs in this context: some modules insist on float32."""
+    """Finds the tolerance for the code run in this context: some modules insist on float32."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,10 +41,10 @@ def test_a_new_variant_is_causal_takes_its_yaml_and_passes_its_own_test(tmp_path
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("my-attention", "is no name of a Python module"),
-        ("none", "is no name of a Python module"),  # its class would be None
+        ("my-attention", "cannot name a Python module"),
+        ("none", "cannot name a Python module"),  # its class would be None
         ("gqa", "is on the menu"),
-        ("json", "is the name of a Python module that is installed"),
+        ("json", "is the name of an installed Python module"),
         ("mine_too", r"would overwrite attn/mine_too.yaml; give another"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ("x:{data:text,path:x.txt,weight:1}", "sources: has fewer than two texts"),
-        ("x:{data:text,weight:1},y:3", r"sources\.y: is no table"),
+        ("x:{data:text,weight:1},y:3", r"sources\.y: is not a table"),
         ("x:{data:texts,weight:1}", r"sources\.x\.data: 'texts' is not in conf/data"),
         ("x:{data:recall,weight:1},y:{data:pydocs,weight:1}", r"sources\.x: is not text; a"),
         ("x:{data:pydocs,pat:1,weight:1},y:{data:pydocs,weight:1}", r"sources\.x\.pat: Py"),

@@ -1,4 +1,4 @@
-"""Check an attention of one's own as the menu's are tested, and print what holds."""
+"""Checks an attention as the menu's are tested, and prints what it found."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,9 +31,9 @@ from gptattn.training.contract import (
 HELP = """gptattn-check attn=mine
 
 Checks the attention of these settings, which are those of train.py: each kind of layer must be
-causal, decode as it reads, have finite gradients, and be whole in a checkpoint. Prints what holds,
-and exits with 2 at the first thing that does not. --config-dir=DIR: where attn/mine.yaml is, if not
-here."""
+causal, give the same outputs through its cache, have finite gradients, and be complete in a
+checkpoint. Exits with 2 at the first check that fails. --config-dir=DIR: where attn/mine.yaml is,
+if not here."""
 DROPOUT = 0.4
 
 
@@ -78,8 +78,8 @@ def check(overrides: Sequence[str]) -> None:
 
 def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
-    yield f"no output changes with a later one of {TOKENS} tokens, another row, or another batch"
-    yield "prefixes, and chunks of tokens that are decoded, give the same outputs"
+    yield f"outputs of {TOKENS} tokens do not change with later tokens, other rows or other batches"
+    yield "prefixes, and chunks through the cache, give the same outputs"
     yield "gradients are finite; nothing is random in evaluation"
     yield from (f"note: {note.partition(': ')[2]}" for note in notes)
 
@@ -101,7 +101,7 @@ def _check_saving(cfg: TrainConfig) -> Iterator[str]:
 def _check_documents(cfg: TrainConfig) -> Iterator[str]:
     for stack in _build_stacks(cfg):
         if not all(layer.keeps_documents for layer in stack.layers):
-            yield f"{stack.title} cannot keep them apart: data.mask_documents=true is refused"
+            yield f"{stack.title} cannot keep documents apart: data.mask_documents is refused"
             return
         x = _inputs(stack)
         number_BT = (torch.arange(x.shape[1]) >= 20).long().expand(len(x), -1)
@@ -112,7 +112,7 @@ def _check_documents(cfg: TrainConfig) -> Iterator[str]:
                 f"{stack.title} mixes documents of one row; keep them apart, or leave "
                 "keeps_documents = False",
             )
-    yield "two in a row do not see each other"
+    yield "documents in one row do not see each other"
 
 
 def _list_costs(cfg: TrainConfig) -> Iterator[str]:

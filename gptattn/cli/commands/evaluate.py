@@ -1,8 +1,8 @@
 """Measures the loss of finished runs by position and by cache.
 
-Without lengths and cache it is the loss by position at the trained length. Results go to
-evaluation.json in each run's folder; what it already holds for the same weights, text and code is
-not measured again.
+Without lengths and cache, it measures the loss by position at the trained length. Results go to
+evaluation.json in each run's folder, and are not measured again for the same weights, text and
+code.
 """
 
 import json
@@ -35,13 +35,13 @@ class Arguments:
         "a finished run, or a folder of them, such as a sweep's; may be given several times"
     )
     lengths: tuple[int, ...] = option(
-        "loss by position in windows of so many tokens, also beyond the trained length where "
+        "loss by position in windows of this many tokens, also beyond the trained length if the "
         "positions allow it",
         (),
     )
     cache: tuple[str, ...] = option(
         "loss of the held-out text decoded through these caches: full, bf16, int8, int4, window:N "
-        "(the newest N tokens), sinkN+window:M (and the first N); full always is among them",
+        "(the newest N tokens), sinkN+window:M (and the first N); full is always measured",
         (),
     )
     device: Accelerator = option("cpu, gpu or auto", "auto")
@@ -52,9 +52,9 @@ class Arguments:
 def evaluate(arguments: Sequence[str]) -> None:
     """Measure every finished run below run=FOLDER; print the results, and write them.
 
-    All runs are checked before the first is measured. What one of several runs cannot answer is
-    left out with a line that says why. Raises a UserError for a run that cannot be read, and if
-    nothing is left to measure.
+    All runs are checked before the first is measured. Of several runs, those that do not
+    support a length or a cache are left out for it, with a line that says why. Raises a UserError
+    for a run that cannot be read, and if nothing is left to measure.
     """
     args = parse(Arguments, arguments)
     shortest = min(args.lengths, default=1)

@@ -1,4 +1,4 @@
-"""Write a variant of your own that trains at once, its settings and its test, to start from."""
+"""Writes a small variant that trains at once, with its settings and its test, for you to change."""
 
 import argparse
 import keyword
@@ -103,13 +103,13 @@ def write_variant(name: str) -> list[Path]:
     there = [file for file in texts if Path(file).exists()]
     wrong = None
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or {name, title} & {*keyword.kwlist}:
-        wrong = "is no name of a Python module; give letters, digits and _, such as my_attention"
+        wrong = "cannot name a Python module; give letters, digits and _, such as my_attention"
     elif (CONF / "attn" / f"{name}.yaml").exists():
         wrong = f"is on the menu, as attn={name}; give another"
     elif there:
-        wrong = f"would overwrite {', '.join(there)}; give another, or move what is there"
+        wrong = f"would overwrite {', '.join(there)}; give another, or move them"
     elif find_spec(name) is not None:
-        wrong = "is the name of a Python module that is installed; give another"
+        wrong = "is the name of an installed Python module; give another"
     if wrong is not None:
         raise ConfigError("name", f"{name!r} {wrong}")
     Path("attn").mkdir(exist_ok=True)

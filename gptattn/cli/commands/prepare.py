@@ -1,7 +1,7 @@
 """Encodes a large text ahead of training.
 
 The other arguments are those of training: data=text, stdlib, hf or bin, with its settings;
-tokenizer=, default: byte; and validation.fraction=0.1, held out where data does not say what is.
+tokenizer=, default: byte; and validation.fraction=0.1, held out unless data holds out its own.
 
 Then train with data=bin data.path=FOLDER and the same tokenizer.
 """

@@ -1,7 +1,7 @@
 """Lists the recipes of released models whose cache fits, cheapest first.
 
-That is the cache of one row, counted in half precision; nothing is trained or measured. Other
-arguments are settings of train.py, such as model=gpt2_small; the default is model=deep.
+The cache is that of one row in half precision; nothing is trained or measured. Other arguments are
+settings of train.py, such as model=gpt2_small; the default is model=deep.
 """
 
 import re
@@ -72,7 +72,7 @@ def read_bytes(text: str) -> float:
     """Return the number of bytes of a text such as 1MB or 1MiB. Raises ConfigError."""
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)([{PREFIXES}]?)(i?)B?", text)
     if found is None:
-        raise ConfigError("cache_bytes", f"{text!r} is no size; give 1000000, 1MB or 1MiB")
+        raise ConfigError("cache_bytes", f"{text!r} is not a size; give 1000000, 1MB or 1MiB")
     return float(found[1]) * (1024 if found[3] else 1000) ** PREFIXES.index(found[2] or " ")
 
 
@@ -88,7 +88,7 @@ def build_recipe(name: str, *overrides: str, device: str = "meta") -> GPT:
 
 
 def name_kinds(model: GPT) -> list[str]:
-    """Return of each layer: full, window, no positions, latent or linear."""
+    """Return each layer's kind: full, window, no positions, latent or linear."""
     found = []
     for layer in (block.attention for block in model.layers()):
         if not isinstance(layer, SoftmaxAttention):
