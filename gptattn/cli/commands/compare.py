@@ -78,11 +78,8 @@ def _report(args: argparse.Namespace) -> None:
             print(f"warning: {line}", file=sys.stderr)
         return
 
-    from gptattn.compare.report import claim_folder, describe_open_sweeps, write_report
+    from gptattn.compare.report import claim_folder, write_report
 
-    still_open = describe_open_sweeps(args.folders)
-    for line in still_open:
-        print(f"open: {line}", file=sys.stderr)
     if args.no_files:
         _print(comparison)
         return
@@ -98,7 +95,7 @@ def _report(args: argparse.Namespace) -> None:
     curves, damage = read_all_curves(comparison.runs)
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     _print(comparison)
-    print(f"page: {write_report(comparison, curves, out, still_open)}")
+    print(f"page: {write_report(comparison, curves, out)}")
     if args.board is not None:
         with disk_errors(args.board, "--board"):
             write_board(comparison, curves, args.board)
