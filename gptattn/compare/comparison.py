@@ -339,10 +339,7 @@ def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
 def _speed(
     members: Sequence[Run], base: Sequence[Run], comparisons: int
 ) -> tuple[float, Interval] | None:
-    """Return the geometric mean of the paired tokens/s ratios and the t interval of their logs.
-
-    Return None with fewer than two common seeds or a speed of 0.
-    """
+    """Return the mean paired ratio of tokens/s and its interval; None if there is none."""
     ours, theirs = pair_by_seed([members, base], SPEED).values
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None

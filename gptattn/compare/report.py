@@ -35,10 +35,7 @@ FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
 
 
 def write_report(comparison: Comparison, curves: Mapping[Path, Curves], out: Path) -> Path:
-    """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
-
-    The folder must exist. Raises DiskError if a file cannot be written.
-    """
+    """Write or replace comparison.{csv,json,html} and the plots in `out`; return the page."""
     # matplotlib takes half a second to import, and is not needed to print a table.
     from gptattn.compare.plots import draw_plots
 
@@ -72,12 +69,9 @@ def _standalone(svg: str) -> str:
     return f"{head}\n{svg[:end]}<style>{style}</style>{svg[end:]}\n"
 
 
-def claim_folder(folder: Path, option: str = "--out") -> None:
-    """Make the folder and check that it is writable, before anything slow starts.
-
-    Raises DiskError.
-    """
-    with disk_errors(folder, option):
+def claim_folder(folder: Path) -> None:
+    """Make the folder and check that it is writable, before anything slow starts."""
+    with disk_errors(folder, "--out"):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
@@ -136,10 +130,7 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def json_text(comparison: Comparison) -> str:
-    """Return the comparison as JSON, with its words but without curves.
-
-    Its keys are the fields of `Comparison` and what it holds; NaN and infinity become null.
-    """
+    """Return the comparison as JSON, with its words, without curves; NaN becomes null."""
     text = json.dumps(comparison, default=_fields)
     node = json.loads(text, parse_constant=lambda _: None)
     return json.dumps(node, indent=2, ensure_ascii=False) + "\n"

@@ -97,10 +97,7 @@ def _cut(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of UTF-8 text; a byte order mark is dropped, and line ends become line feeds.
-
-    Raises DataError, naming the file, where it is not text.
-    """
+    """A file of UTF-8 text; a byte order mark is dropped, and line ends become line feeds."""
 
     path: Path
 
@@ -286,7 +283,7 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def expand_home(path: str, field: str) -> Path:
-    """Return the path, with the home folder for `~`. Raises ConfigError, naming `field`."""
+    """Return the path, with the home folder for `~`."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -297,7 +294,7 @@ def expand_home(path: str, field: str) -> Path:
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
     """Return the file, or the files below the folder that match, sorted.
 
-    Hidden and empty ones are skipped. Raises DataError, naming `field`, if there are none.
+    Hidden and empty ones are skipped.
     """
     root = expand_home(path, field)
     try:
@@ -319,10 +316,7 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
 def find_sides(
     path: str, val_path: str | None, pattern: str, val_pattern: str
 ) -> tuple[list[Path], list[Path]]:
-    """Return the files to train on, and those at or below `val_path` to hold out.
-
-    Raises DataError if there are none, or if all are held out.
-    """
+    """Return the files to train on, and those at or below `val_path` to hold out."""
     held_out = find_files(val_path, val_pattern, "data.val_path") if val_path else []
     apart = {file.resolve() for file in held_out}
     files = find_files(path, pattern, "data.path")

@@ -23,7 +23,7 @@ CHARTS = (LOSS, TRAIN_LOSS, SPEED)
 class MetricsFile(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered.
 
-    `rows` is the number of rows in the file. Raises DiskError if the disk refuses.
+    `rows` is the number of rows in the file.
     """
 
     def __init__(self, folder: RunFolder, rows: int = 0) -> None:
@@ -110,10 +110,7 @@ class Board(TensorBoardLogger):
 
 
 def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> None:
-    """Log a row to the record and to all trackers, which get no nulls.
-
-    Raises DiskError if the disk refuses.
-    """
+    """Log a row to the record and to all trackers, which get no nulls."""
     numbers = {name: value for name, value in row.items() if value is not None}
     for logger in loggers:
         try:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from reporting import LOSSES, Page, report
 from runfolders import curve_rows, write_rows, write_run, write_sweep
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gptattn.compare.comparison import COSTS
 from gptattn.compare.table import load_comparison
@@ -30,9 +29,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep with its report in `comparison/`, bands beside it. Tests must not change it."""
+    """A sweep with its report in `comparison/`. Tests must not change it."""
     folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES)
-    report(folder, "--board", folder.parent / "bands")
+    report(folder)
     return folder
 
 
@@ -91,66 +90,38 @@ def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path: Path) -> None:
     }
 
 
-def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
-    board = sweep.parent / "bands"
-    lines = ("mean", "lower", "upper")
-    assert {p.name for p in board.iterdir()} == {f"{v} {k}" for v in LOSSES for k in lines}
-    values = {}
-    for line in lines:
-        events = EventAccumulator(str(board / f"gqa {line}"))
-        events.Reload()
-        assert set(events.Tags()["scalars"]) == {"val/loss", "train/loss", "val/bits_per_byte"}
-        last = events.Scalars("val/loss")[-1]
-        # The run's clock starts at 1000 and takes half a second per step.
-        assert (last.step, last.wall_time) == (100, pytest.approx(1050.0))
-        values[line] = last.value
-    losses = np.array(LOSSES["gqa"])
-    # t(0.975, 4) = 2.776445 from the table.
-    half = 2.776445 * losses.std(ddof=1) / np.sqrt(5)
-    assert values["mean"] == pytest.approx(losses.mean())
-    assert values["upper"] - values["mean"] == pytest.approx(half, rel=1e-4)
-    assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES)
-    out, board = sweep / "comparison", tmp_path / "bands"
-    report(sweep, "--board", board)
+    out = sweep / "comparison"
+    report(sweep)
     for name in ("notes.txt", "loss_teaser.png", "2_loss.svg"):
         (out / name).write_text("mine")
-    (board / "mine").mkdir()
-    (board / "empty" / "later").mkdir(parents=True)
-    (board / "mine" / "events.out.tfevents.1.host").write_text("mine")
     for file in [*sweep.glob("mqa*/summary.json"), *sweep.glob("*/metrics.jsonl")]:
         file.unlink()
-    report(sweep, "--board", board)
+    report(sweep)
     assert {path.name for path in out.glob("*loss*")} == {
         *("loss_teaser.png", "2_loss.svg"),
         *("forest_loss.svg", "forest_loss.png"),  # of the report that is there now
     }
     assert (out / "pareto_cache.svg").exists()
     assert (out / "notes.txt").exists()
-    assert {path.relative_to(board).as_posix() for path in board.rglob("*") if path.is_dir()} == {
-        *("mine", "empty", "empty/later")
-    }
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
+def test_a_split_report_has_the_plots_of_each_set(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", LOSSES)
     write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
-    out, board = tmp_path / "out", tmp_path / "bands"
+    out = tmp_path / "out"
     report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
     assert not out.exists()
-    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out, "--board", board)
+    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out)
     page = Page(out / "comparison.html")
     assert "2 separate comparisons" in page.text
     assert "The runs differ in data (text" in page.text
     assert page.tags.count("svg") == 18
     assert len(set(page.ids)) == len(page.ids)
     assert len(list(out.glob("?_loss_tokens.svg"))) == 2
-    assert {path.name for path in board.iterdir()} == {"text abcdefgh", "text zyxwvuts"}
 
 
 def test_markdown_and_no_files_write_nothing(
@@ -239,7 +210,7 @@ INJECTIONS = (
 def test_text_of_runs_is_inert_in_every_file_and_the_page_needs_nothing_but_itself(
     tmp_path: Path,
 ) -> None:
-    sweep, board = tmp_path / "<img src=x>", tmp_path / "bands"
+    sweep = tmp_path / "<img src=x>"
     for seed in (1, 2):
         for i, text in enumerate(("mha", *INJECTIONS)):
             run = write_run(
@@ -256,7 +227,7 @@ def test_text_of_runs_is_inert_in_every_file_and_the_page_needs_nothing_but_itse
             basis = Basis("weights", "text", "code", "cpu")
             RunFolder(run).write_evaluation(Evaluation(basis, 1000, 128, caches=caches))
     (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
-    report(sweep, "--board", board)
+    report(sweep)
     page = Page(sweep / "comparison" / "comparison.html")
     foreign = {"img", "i", "b", "u", "iframe", "a", "object", "link", "embed", "form", "script"}
     assert {"head", "title", "main", "section", "svg"} <= set(page.tags)
@@ -273,7 +244,6 @@ def test_text_of_runs_is_inert_in_every_file_and_the_page_needs_nothing_but_itse
         names = {node.tag.rpartition("}")[2] for node in ET.parse(svg).getroot().iter()}
         assert not {"script", "image", "a", "foreignObject"} & names
     assert {path.parent for path in sweep.rglob("comparison/**/*")} == {sweep / "comparison"}
-    assert {path.parent.parent for path in board.rglob("events*")} == {board}
 
 
 # What the page is asked for stands in its title afterwards.

@@ -1,7 +1,6 @@
 """Compare finished runs: a table, and a page with intervals, tests and plots."""
 
 import argparse
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.machine.console import StdoutConsole
-from gptattn.machine.disk import disk_errors
 from gptattn.machine.ending import run_command
 
 if TYPE_CHECKING:
@@ -39,12 +37,6 @@ def main() -> NoReturn:
     kind.add_argument("--no-files", action="store_true", help="print only; write no files")
     kind.add_argument(
         "--markdown", action="store_true", help="print the table as Markdown; write no files"
-    )
-    kind.add_argument(
-        "--board",
-        type=Path,
-        metavar="DIR",
-        help="also write each variant's mean and interval for TensorBoard, outside the runs",
     )
     args = parser.parse_args()
     sys.exit(run_command(lambda: _report(args)))
@@ -84,22 +76,16 @@ def _report(args: argparse.Namespace) -> None:
         _print(comparison)
         return
 
-    from gptattn.compare.curves import read_all_curves, write_board
+    from gptattn.compare.curves import read_all_curves
 
     first = args.folders[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = args.out or beside / "comparison"
     claim_folder(out)
-    if args.board is not None:
-        claim_folder(args.board, option="--board")
     curves, damage = read_all_curves(comparison.runs)
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     _print(comparison)
     print(f"page: {write_report(comparison, curves, out)}")
-    if args.board is not None:
-        with disk_errors(args.board, "--board"):
-            write_board(comparison, curves, args.board)
-        print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
 
 
 def _print(comparison: "Comparison") -> None:

@@ -62,10 +62,7 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Stream the first sample, then print the others; speed and cache size go to stderr.
-
-    Raises ConfigError if no prompt is given, or in more than one way.
-    """
+    """Stream the first sample, then print the others; speed and cache size go to stderr."""
     args = parse(Arguments, arguments)
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")
