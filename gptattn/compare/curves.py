@@ -66,8 +66,12 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
         damage = f"metrics.jsonl: {error.strerror}: no curves"
     except ValueError as error:
         damage = str(error)
-    table = DataFrame(rows, columns=list(NAMES)).apply(to_numeric, errors="coerce")
-    table.columns = list(NAMES.values())
+    table = DataFrame(
+        {
+            short: to_numeric(Series([row.get(name) for row in rows]), errors="coerce")
+            for name, short in NAMES.items()
+        }
+    )
     train, val = _curve(table, "train"), _curve(table, "val")
     curves = Curves(_average_stretches(train), _thin_out(val))
     return curves, damage and one_line(f"{folder}: {damage}")
