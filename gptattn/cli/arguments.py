@@ -33,7 +33,11 @@ def option(words: str, default: Any = None, **limits: Any) -> Any:
 
 
 def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | None) -> int:
-    """Run with the command line's arguments; return the exit code. Without any, print the help."""
+    """Run with the command line's arguments; return the exit code. Without any, print the help.
+
+    The help has an example (the docstring of `kind`), the first paragraph of `about`, the arguments
+    (the fields of `kind`), then the other paragraphs.
+    """
     program, *arguments = sys.argv
     if arguments and arguments[0] not in ("-h", "--help"):
         return run_command(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
@@ -55,7 +59,10 @@ def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | No
 
 
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
-    """Parse arguments into the dataclass `kind`; a field that is a list may be given again."""
+    """Parse arguments into the dataclass `kind`. Raises ConfigError, which names the argument.
+
+    A field that is a list may be given several times.
+    """
     hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
     values: dict[str, Any] = {}
     for argument in arguments:
@@ -74,7 +81,10 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
 
 
 def convert_value(hint: Any, text: str, path: str) -> Any:
-    """Return a command line's text as a value of the type `hint`; a tuple is `a,b` or `[a,b]`."""
+    """Return a command line's text as a value of the type `hint`; a tuple is `a,b` or `[a,b]`.
+
+    Raises ConfigError, which names `path`.
+    """
     kinds = get_args(hint) or (hint,)
     if get_origin(hint) is tuple:
         words = text.removeprefix("[").removesuffix("]").split(",")

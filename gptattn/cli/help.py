@@ -37,7 +37,10 @@ def describe_choices(_root_: DictConfig) -> str:
 
 
 def describe_settings(_root_: DictConfig) -> str:
-    """Return all settings that have a comment, with their values, those of each group together."""
+    """Return all settings with their values and comments, those of each group together.
+
+    What has no comment, since only a sweep sets it, is left out.
+    """
     own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     plain: Any = OmegaConf.to_container(own, resolve=True)
     values = dict(_flatten(plain))

@@ -339,7 +339,10 @@ def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
 def _speed(
     members: Sequence[Run], base: Sequence[Run], comparisons: int
 ) -> tuple[float, Interval] | None:
-    """Return the mean paired ratio of tokens/s and its interval; None if there is none."""
+    """Return the geometric mean of the paired tokens/s ratios and the t interval of their logs.
+
+    Return None with fewer than two common seeds or a speed of 0.
+    """
     ours, theirs = pair_by_seed([members, base], SPEED).values
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None

@@ -252,7 +252,10 @@ def _evaluations(row: Row) -> list[Evaluation]:
 
 
 def position_losses(section: Section) -> list[PositionLoss]:
-    """Return every row's losses by position over runs with the same bins, shorter windows first."""
+    """Return every row's losses by position, shorter windows first.
+
+    Only runs with the same bins as the first of the row count.
+    """
     found = []
     for row in section.rows:
         evaluations = _evaluations(row)
@@ -279,7 +282,10 @@ def _edges(found: LengthLoss) -> list[tuple[int, int]]:
 
 
 def cache_costs(section: Section) -> list[CacheCost]:
-    """Return every row's losses by cache, large caches first; [] if only full ones are known."""
+    """Return every row's losses by cache, large caches first; [] if only full ones are known.
+
+    Only runs that also have the full cache count.
+    """
     found = []
     for row in section.rows:
         members = [one for one in _evaluations(row) if "full" in one.caches]

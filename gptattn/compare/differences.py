@@ -122,7 +122,10 @@ def tell_apart(rivals: Sequence[Run], hidden: Collection[str]) -> list[list[str]
 
 
 def _change(ordinary: Mapping[str, str], own: Mapping[str, str], run: Run) -> dict[str, str]:
-    """Return the run's words where they differ from the ordinary ones, also a null left out."""
+    """Return the run's words where they differ from the ordinary ones.
+
+    Where `own` leaves out a null, that is the change.
+    """
     if own == ordinary:
         return {}
     return {**own} or {key: run.settings[key] for key in ordinary if key in run.settings}

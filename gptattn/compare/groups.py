@@ -103,7 +103,11 @@ def _tokenizer(run: Run) -> list[str]:
 
 
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
-    """Split the runs into sets that can be compared, smaller models first."""
+    """Split the runs into sets that can be compared, smaller models first.
+
+    Raises ConfigError if `split` is false and the runs differ in text or validation, or in a
+    tokenizer whose bits per byte are not of the same bytes.
+    """
     refusal = describe_conflict(runs)
     if refusal and not split:
         raise ConfigError(
@@ -134,7 +138,10 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
 
 
 def axes_of(runs: Sequence[Run]) -> list[str]:
-    """Return the axes on which runs must agree, even with one variant; of a task not sizes."""
+    """Return the axes on which these runs must agree, even with one variant.
+
+    On a task, models of different sizes can be compared: which of them solve it?
+    """
     of_task = all("task" in run.data for run in runs)
     either = (*ROWS_OR_SECTIONS, "model") if of_task else ROWS_OR_SECTIONS
     known = {axis for run in runs for axis, words in words_by_axis(run).items() if words}
@@ -246,7 +253,10 @@ def rates_differ(runs: Sequence[Run]) -> bool:
 
 
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
-    """Return the row `name`, or the only one of that variant; without a name the typical row."""
+    """Return the row called `name`, or the only row of the variant `name`; None without one.
+
+    Without a name, return the `typical_row`.
+    """
     if name is None:
         return typical_row(groups)
     rows = [row for row, members in groups.items() if members[0].variant == name]

@@ -35,7 +35,11 @@ FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
 
 
 def write_report(comparison: Comparison, curves: Mapping[Path, Curves], out: Path) -> Path:
-    """Write or replace comparison.{csv,json,html} and the plots in `out`; return the page."""
+    """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
+
+    The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
+    cannot be written.
+    """
     # matplotlib takes half a second to import, and is not needed to print a table.
     from gptattn.compare.plots import draw_plots
 
@@ -70,7 +74,10 @@ def _standalone(svg: str) -> str:
 
 
 def claim_folder(folder: Path) -> None:
-    """Make the folder and check that it is writable, before anything slow starts."""
+    """Make the folder and check that it is writable, before anything slow starts.
+
+    Raises DiskError.
+    """
     with disk_errors(folder, "--out"):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -130,7 +137,10 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def json_text(comparison: Comparison) -> str:
-    """Return the comparison as JSON, with its words, without curves; NaN becomes null."""
+    """Return the comparison as JSON, with its words but without curves.
+
+    Its keys are the fields of `Comparison` and what it holds; NaN and infinity become null.
+    """
     text = json.dumps(comparison, default=_fields)
     node = json.loads(text, parse_constant=lambda _: None)
     return json.dumps(node, indent=2, ensure_ascii=False) + "\n"

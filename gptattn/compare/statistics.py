@@ -138,7 +138,10 @@ def stein_seeds(deviation: float, half_width: float, first: int, comparisons: in
 
 
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
-    """Return the indices of the points that no other one beats; lower is better in both."""
+    """Return the indices of the points on the Pareto front; lower is better in both.
+
+    No other point has a lower cost at the same or a lower loss, or a lower loss at the same cost.
+    """
     cost, loss = np.asarray(costs, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     no_worse = (cost <= cost[:, None]) & (loss <= loss[:, None])  # [point, other]
     better = (cost < cost[:, None]) | (loss < loss[:, None])
@@ -225,7 +228,10 @@ def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = LOSS) -> Paired:
 
 
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
-    """Return the first stage of `sweep.until` that these runs share, of the smallest width."""
+    """Return the first stage of `sweep.until`, if all of these runs began with the same seeds.
+
+    If several widths were asked for, the smallest counts.
+    """
     stages = {run.stage for runs in groups for run in runs}
     known = [stage for stage in stages if stage is not None]
     if len(known) < len(stages) or len({stage.first for stage in known}) != 1:

@@ -73,7 +73,10 @@ def short_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def report_rows(section: Section) -> list[list[str]]:
-    """Return the cells of the report's table, heading row first."""
+    """Return the cells of the report's table, heading row first.
+
+    If each variant has its own learning rate, that is a column.
+    """
     headings, *body = _metric_cells({row.name: row.metrics for row in section.rows}, section.groups)
     rates = rates_differ([row.runs[0] for row in section.rows])
     versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")

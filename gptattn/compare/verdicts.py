@@ -62,7 +62,10 @@ def share(value: float, of: float) -> str:
 
 
 def more_or_fewer(value: float, of: float) -> str:
-    """Format a relative change as `10% fewer`; "" if two decimals show nothing."""
+    """Format a relative change as `10% fewer`.
+
+    Whole percent from 10%, then one decimal, two below 0.1%; "" if two decimals show nothing.
+    """
     change = abs(value / of - 1)
     if change < 0.00005:
         return ""

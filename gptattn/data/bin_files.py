@@ -114,7 +114,10 @@ class Shard(NamedTuple):
 
 
 def read_header(path: Path, field: str) -> Shard:
-    """Return where a file's ids are, with or without a header."""
+    """Return where a file's ids are, with or without a header.
+
+    Raises DataError, naming `field`, for what cannot be a file of 16-bit ids.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

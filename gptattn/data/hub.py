@@ -31,7 +31,8 @@ def is_hub_name(name: str) -> bool:
 def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     """Return the folder that `name` stands for; from the hub, only `files` are downloaded.
 
-    Without a network, the hub's own cache is used.
+    Without a network, the hub's own cache is used. Raises ConfigError for a malformed name or
+    without the extra `hf`, CheckpointError for what cannot be fetched.
     """
     if not is_hub_name(name):
         return expand_home(name, field)

@@ -64,4 +64,7 @@ class Source(ABC):
 
     @abstractmethod
     def load(self, request: Request) -> RunData:
-        """Return the data of a run."""
+        """Return the data of a run.
+
+        Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
+        """

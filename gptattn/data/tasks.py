@@ -229,7 +229,7 @@ def _different(
 class TaskData(RunData):
     """Rows of `length` ids, fresh in every training batch, and always the same for validation.
 
-    No validation row is trained on.
+    No validation row is trained on. Raises ConfigError if there are too few other rows.
     """
 
     val_bytes = None

@@ -97,7 +97,10 @@ def _cut(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of UTF-8 text; a byte order mark is dropped, and line ends become line feeds."""
+    """A file of UTF-8 text; a byte order mark is dropped, and line ends become line feeds.
+
+    Raises DataError, naming the file, where it is not text.
+    """
 
     path: Path
 
@@ -283,7 +286,7 @@ def cache_folder(cache_dir: str | None) -> Path:
 
 
 def expand_home(path: str, field: str) -> Path:
-    """Return the path, with the home folder for `~`."""
+    """Return the path, with the home folder for `~`. Raises ConfigError, naming `field`."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -294,7 +297,7 @@ def expand_home(path: str, field: str) -> Path:
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
     """Return the file, or the files below the folder that match, sorted.
 
-    Hidden and empty ones are skipped.
+    Hidden and empty ones are skipped. Raises DataError, naming `field`, if there are none.
     """
     root = expand_home(path, field)
     try:
@@ -316,7 +319,10 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
 def find_sides(
     path: str, val_path: str | None, pattern: str, val_pattern: str
 ) -> tuple[list[Path], list[Path]]:
-    """Return the files to train on, and those at or below `val_path` to hold out."""
+    """Return the files to train on, and those at or below `val_path` to hold out.
+
+    Raises DataError if there are none, or if all are held out.
+    """
     held_out = find_files(val_path, val_pattern, "data.val_path") if val_path else []
     apart = {file.resolve() for file in held_out}
     files = find_files(path, pattern, "data.path")

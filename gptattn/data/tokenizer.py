@@ -208,7 +208,10 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def utf8(text: str, field: str) -> bytes:
-    """Return the text's UTF-8."""
+    """Return the text's UTF-8.
+
+    Raises DataError for a lone surrogate, which a terminal without UTF-8 can produce.
+    """
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -106,7 +106,10 @@ class TokenData(RunData):
 def number_documents(
     starts: NDArray[np.int64], offset: int, start: int, stop: int
 ) -> NDArray[np.int64]:
-    """Return the document number of each id from `start` to `stop`, both counted from `offset`."""
+    """Return the document number of each id from `start` to `stop`, both counted from `offset`.
+
+    `starts`: the places where documents begin.
+    """
     start, stop = offset + start, offset + stop
     first, last = np.searchsorted(starts, (start + 1, stop))
     return np.searchsorted(starts[first:last], np.arange(start, stop), side="right")
@@ -164,7 +167,10 @@ def _hash_source(source: TokenSource, request: Request) -> str:
 
 
 def _find_folder(cache: Path, source: str, tokenizer: Tokenizer) -> Path:
-    """Return the folder of these ids in the cache, also for the vocabulary taken from them."""
+    """Return the folder of these ids in the cache, which may not be there yet.
+
+    A resumed run asks with the vocabulary that the first run took from the text.
+    """
     recipe = tokenizer.fingerprint()
     for folder in cache.glob(f"{source[:32]}-*"):
         with contextlib.suppress(DataError):  # it is made again
@@ -236,7 +242,7 @@ def _count_bytes(ids: Ids, tokenizer: Tokenizer) -> int | None:
 
 
 def read_index(folder: Path) -> Index:
-    """Return the index in a folder."""
+    """Return the index in a folder. Raises DataError if it or its token file is damaged."""
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         (folder / STARTS).stat()

@@ -7,7 +7,10 @@ from gptattn.errors import ConfigError, DataError
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """Return the text of prompt=... or prompt_file=...; `-` as the prompt reads stdin."""
+    """Return the text of prompt=... or prompt_file=...; `-` as the prompt reads stdin.
+
+    Raises ConfigError for neither or both, DataError for a text that is empty or cannot be read.
+    """
     if (prompt is None) == (prompt_file is None):
         raise ConfigError("prompt", "give prompt=... or prompt_file=..., exactly one")
     text = _read(prompt, prompt_file, "prompt_file")
@@ -17,7 +20,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """Return the prompts in a file, one per line, without empty lines."""
+    """Return the prompts in a file, one per line, without empty lines. Raises as `read_prompt`."""
     # Not splitlines(), which would also split at a form feed or U+2028 within a prompt.
     lines = [line.removesuffix("\r") for line in _read(None, file, "prompts_file").split("\n")]
     lines = [line for line in lines if line]

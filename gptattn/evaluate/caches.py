@@ -28,7 +28,11 @@ class CacheKind:
     window: int | None = None
 
     def replace_cache(self, own: Cache, attention: Attention) -> Cache:
-        """Return an empty cache of this kind, or the layer's `own` if it holds no more."""
+        """Return an empty cache of this kind in place of the layer's `own`, or `own` itself.
+
+        A layer keeps its own if that holds no entry per token, or no more tokens than this. Raises
+        ConfigError for sinks in a layer whose own window would hide them.
+        """
         if not (isinstance(attention, SoftmaxAttention) and isinstance(own, TokenCache)):
             return own
         kept = attention.kept()
@@ -49,7 +53,7 @@ class CacheKind:
 
 
 def parse_cache_kind(name: str) -> CacheKind:
-    """Return the kind that a user names."""
+    """Return the kind that a user names. Raises ConfigError for an unknown one."""
     if name == "full":
         return CacheKind(name)
     if name in FORMATS:

@@ -63,7 +63,11 @@ def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
 
 @torch.no_grad()
 def build_longer(saved: SavedRun, length: int) -> GPT:
-    """Return the run's model with a context of at least `length`; the weights are copies."""
+    """Return the run's model with a context of at least `length`; the weights are copies.
+
+    Raises ConfigError if the longer model computes something else within the trained length, as it
+    may with a setting that is a share of the context.
+    """
     trained = saved.cfg.model.context_length
     if length <= trained:
         return saved.model

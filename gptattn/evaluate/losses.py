@@ -71,7 +71,10 @@ def measure_by_position(
 
 
 def list_edges(length: int, trained: int) -> list[int]:
-    """Return the last context of each bin, two for each doubling: 1, 2, 3, 4, 6, 8, 12, 16, ..."""
+    """Return the last context of each bin: 1, 2, 3, 4, 6, 8, 12, 16, ..., two for each doubling.
+
+    The trained length and `length` itself, where the last bin ends, are among them.
+    """
     powers = [2**i for i in range(math.ceil(math.log2(length)) + 1)]
     found = {*powers, *(3 * power // 2 for power in powers[1:]), trained, length}
     return sorted(edge for edge in found if edge <= length)

@@ -70,7 +70,10 @@ def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None)
 def measure(
     saved: SavedRun, data: TokenData, question: int | CacheKind, found: Evaluation
 ) -> Evaluation:
-    """Return `found` with the answer to a question; `found` itself if it has it already."""
+    """Return `found` with the answer to a question; `found` itself if it has it already.
+
+    The run must be able to answer it. The model may be on any device; its weights are in float32.
+    """
     if isinstance(question, CacheKind):
         if question.name in found.caches:
             return found

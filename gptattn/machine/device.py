@@ -18,7 +18,10 @@ from gptattn.machine.cpus import usable_cpus
 
 
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
-    """Return the device for `cpu`, `gpu` or `auto`."""
+    """Return the device for `cpu`, `gpu` or `auto`.
+
+    Raises ConfigError, naming the field, for `gpu` without a GPU.
+    """
     if accelerator == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -104,7 +107,10 @@ def _linux_says(file: str, name: str) -> str | None:
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """Return the compiler that torch.compile lacks here, `C++` or `C`; None if it has it."""
+    """Return which compiler torch.compile lacks for this device, `C++` or `C`; None if it has it.
+
+    For a GPU that is Triton's, which builds the launcher of each kernel.
+    """
     if device.type == "cpu":
         named, others, language = "CXX", ("g++", "clang++"), "C++"
     else:

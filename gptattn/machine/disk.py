@@ -65,14 +65,20 @@ def disk_errors(folder: Path, option: str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk."""
+    """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
+
+    Raises DiskError, with the bytes needed, if the disk refuses.
+    """
     with replacing(path) as file:
         write(file)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes the place of `path` once all of it is on the disk."""
+    """Open a file for writing that takes the place of `path` once all of it is on the disk.
+
+    Old unfinished files that killed processes left in the folder are removed.
+    """
     asked = 0
     with explain_disk_errors(path, lambda: asked):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,11 @@ WORDS = {
 
 
 def handled_signals() -> list[signal.Signals]:
-    """Return the signals that end a run: not SIGHUP if it is ignored, as under `nohup`."""
+    """Return the signals that end a run: not SIGHUP if it is ignored, as under `nohup`.
+
+    SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
+    with SIGINT ignored.
+    """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in WORDS if number != signal.SIGHUP or not ignored]
 
@@ -69,7 +73,10 @@ class Stopped(BaseException):
 
 
 def silence_stdout() -> int:
-    """Silence stdout, whose reader (`head`, say) has gone; return the exit code of SIGPIPE."""
+    """Silence stdout, whose reader (`head`, for example) has gone.
+
+    Returns the exit code of a command that SIGPIPE ends.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 
@@ -79,7 +86,10 @@ def run_command(
     debug: bool = False,
     explain: Callable[[Exception], Exception] = lambda error: error,
 ) -> int:
-    """Run a command; return its exit code. `explain` turns a library's error into a UserError."""
+    """Run a command; return its exit code, or that of the error that it raises.
+
+    `explain` turns a library's error into a UserError.
+    """
     code = 0
     try:
         try:
@@ -121,7 +131,10 @@ def report(error: Exception, debug: bool = False) -> int:
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """Return the UserError for an error of machine, disk or user's code; None for a bug of ours."""
+    """Return the UserError for an error of the machine, the disk or the user's own code.
+
+    Return None for any other error: a bug of ours.
+    """
     if isinstance(error, UserError):
         return error
     repeats = re.match(r"(\S+) does not have a deterministic implementation", str(error))

@@ -11,7 +11,7 @@ from gptattn.errors import RunFolderError
 
 @contextlib.contextmanager
 def hold_lock(file: Path, field: str, busy: str) -> Iterator[None]:
-    """Hold a lock on `file`."""
+    """Hold a lock on `file`. Raises RunFolderError, `field: busy`, if another process holds it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(file, timeout=0):

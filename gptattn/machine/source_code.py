@@ -76,7 +76,10 @@ def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[st
 
 
 def find_class(package: str, folder: Path, name: str) -> str | None:
-    """Return the module below a package, in a subfolder of `folder`, that defines a class."""
+    """Return the module, one subpackage below a package, whose source defines the class `name`.
+
+    `folder`: the package's. Return None if there is none. Nothing is imported.
+    """
     for file in sorted(folder.glob("*/*.py")):
         if re.search(rf"^class {name}\b", file.read_text(encoding="utf-8"), re.MULTILINE):
             return f"{package}.{file.parent.name}.{file.stem}"
@@ -95,7 +98,10 @@ def class_code(kind: type) -> str:
 
 
 def hash_of(module: str) -> str | None:
-    """Return a module's hash, or its package's version; None for the standard library."""
+    """Return the hash of a module, or the version of its package if that is installed.
+
+    Return None for a module of the standard library, and for one that does not exist.
+    """
     file, top = _file_of(module), module.partition(".")[0]
     if file is not None:
         return read_source(module, file).hash
@@ -106,7 +112,11 @@ def hash_of(module: str) -> str | None:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the source file of a module that somebody may edit; None for those of libraries."""
+    """Return the source file of a module that somebody may edit.
+
+    Return None for one of the standard library or of an installed package, and for one that does
+    not exist or has no source.
+    """
     top, *below = module.split(".")
     if top in sys.stdlib_module_names:
         return None

@@ -23,7 +23,10 @@ def label_tokens(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> l
 
 
 def make_visible(text: str) -> str:
-    """Return the text with a sign for a space, and U+202E and the like for the invisible."""
+    """Return the text without characters that are invisible or that move or turn their neighbours.
+
+    A space becomes ␣, a line break ⏎, a tab ⇥, any other such character its number, as U+202E.
+    """
     return "".join(_show(character) for character in text)
 
 

@@ -27,7 +27,7 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write Lightning's checkpoint; `path` appears once all of it is on the disk.
 
     Its values may be tensors, whatever JSON can hold, and dicts and lists of these. The run's
-    folder must exist.
+    folder must exist. Raises DiskError if the disk refuses.
     """
     tensors = weights_of(content)
     rest = {key: value for key, value in content.items() if key != "state_dict"}
@@ -37,7 +37,10 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the content that `write_checkpoint` wrote, with its tensors on the CPU."""
+    """Return the content that `write_checkpoint` wrote, with its tensors on the CPU.
+
+    Raises CheckpointError if the file is missing, damaged or not a checkpoint.
+    """
     with explain_read_errors(path):
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -93,7 +96,11 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def remove_old(folder: RunFolder, newest: Path) -> None:
-    """Keep `newest` and the one before it; later ones belong to steps that are being repeated."""
+    """Keep `newest` and the one before it, and remove the others.
+
+    Checkpoints of later steps are removed too: the run was resumed from an earlier one, and its
+    steps are being repeated.
+    """
     known = folder.known_checkpoints()
     later = [path for path in known if step_of(path) > step_of(newest)]
     earlier = [path for path in known if step_of(path) < step_of(newest)]

@@ -99,7 +99,7 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
 def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str, Any]]:
     """Return the run's newest good checkpoint and its content; a warning names newer bad ones.
 
-    `outlined`: its model on the meta device.
+    `outlined`: its model on the meta device. Raises CheckpointError if it has no good one.
     """
     known = folder.known_checkpoints()
     if not known:
@@ -125,7 +125,10 @@ def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str,
 
 
 def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
-    """Raise CheckpointError if the weights are not those of `outlined`, on the meta device."""
+    """Raise CheckpointError if the weights in the file `source` are not those of the model.
+
+    `outlined`: the model on the meta device.
+    """
     try:
         outlined.load_state_dict(weights, assign=True)
     except RuntimeError as error:
@@ -145,7 +148,11 @@ def use_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
 
 
 def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "run") -> TrainConfig:
-    """Return the settings in config.yaml, with `allow_targets` in place of those recorded."""
+    """Return the settings in config.yaml, with `allow_targets` in place of the recorded packages.
+
+    Raises CheckpointError, naming the field, if there are none or they cannot be used,
+    ForeignTarget if a `_target_` lies outside gptattn and these packages.
+    """
     file = RunFolder(folder).config_file
     try:
         node = RunFolder(folder).read_settings()
@@ -164,7 +171,10 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
 
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
-    """Write a model that was not trained here as a folder that `load_run` reads."""
+    """Write a model that was not trained here as a folder that `load_run` reads.
+
+    Raises CheckpointError if it already holds a run.
+    """
     refuse_taken(folder)
     made = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)

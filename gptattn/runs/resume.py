@@ -50,7 +50,11 @@ def collect_facts(
 
 
 def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
-    """Return where to resume the run: its newest good checkpoint; a warning names damaged ones."""
+    """Return where to resume the run: its newest good checkpoint; a warning names damaged ones.
+
+    Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
+    or if none that it has is good.
+    """
     if not cfg.checkpoint:
         raise CheckpointError(
             "resume",
@@ -82,7 +86,10 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
 
 
 def check_same(start: Start, now: dict[str, Any]) -> None:
-    """Raise ConfigError if text, tokenizer or device have changed; other changes give a warning."""
+    """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
+
+    `now` is from `collect_facts`. Another torch or number of processes only gives a warning.
+    """
     was = start.facts
     for name, setting, what in (
         ("text_sha256", "data", "the text"),

@@ -48,7 +48,11 @@ def read_metrics(folder: RunFolder) -> "DataFrame":
 
 
 def keep_rows(folder: RunFolder, count: int, step: int) -> int:
-    """Drop rows of metrics.jsonl after the first `count` or `step`; return how many remain."""
+    """Keep the first `count` rows of metrics.jsonl, those written up to `step`; drop the others.
+
+    Returns the number of rows kept, less than `count` if some were lost: rows written after `step`
+    never replace them.
+    """
     file = folder.rows_file
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     kept = [line for line in lines[:count] if line.endswith(b"\n") and _read_step(line) <= step]

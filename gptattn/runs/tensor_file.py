@@ -32,7 +32,7 @@ def explain_read_errors(file: Path) -> Iterator[None]:
 
 
 def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Return the named tensors of the file, or all.
+    """Return the named tensors of the file, or all. Raises CheckpointError as `reading` does.
 
     They are memory-mapped: names, dtypes and shapes can be checked before the values are read.
     """
@@ -44,7 +44,7 @@ def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Te
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """Write a file of tensors, and texts into its header, in the folder of `path` or a new one.
 
-    The file appears once it is complete.
+    The file appears once it is complete. Raises DiskError if the disk refuses.
     """
     own: dict[str, Tensor] = {}
     memory: set[int] = set()

@@ -51,6 +51,6 @@ def read_two_stages(sweep: Path) -> TwoStages | None:
 
 
 def write_two_stages(sweep: Path, stages: TwoStages) -> None:
-    """Write the record."""
+    """Write the record. Raises DiskError if the disk refuses."""
     data = msgspec.json.format(msgspec.json.encode(stages), indent=1) + b"\n"
     disk.write_atomically(sweep / NAME, lambda file: file.write(data))

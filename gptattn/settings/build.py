@@ -265,7 +265,10 @@ def add_parts(
 
 
 def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
-    """Return the arguments that an attention gets, beside its YAML's keys, if it declares them."""
+    """Return the arguments that an attention gets, beside its YAML's keys, if it declares them.
+
+    It can also declare `position`, a HeadPosition or None, and `layer`, counted from 0.
+    """
     groups = {"model": model, "block": block}
     names = {argument: setting.split(".") for argument, setting in FILLED_BY.items()}
     return {argument: getattr(groups[group], name) for argument, (group, name) in names.items()}
@@ -277,7 +280,10 @@ def name_position(cfg: TrainConfig) -> str:
 
 
 def build_matrix_rule(cfg: TrainConfig) -> MatrixRule | None:
-    """Build what updates the layers' matrices in place of AdamW; None if nothing does."""
+    """Build what updates the layers' matrices in place of AdamW; None if nothing does.
+
+    Raises ConfigError, naming the field.
+    """
     if cfg.optim.matrices is None:
         return None
     return construct("optim.matrices", cfg.optim.matrices, {}, cfg.allow_targets, MatrixRule)

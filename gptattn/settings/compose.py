@@ -74,7 +74,10 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
-    """Return the settings of a composed job, not yet checked; `hydra` is the job's hydra node."""
+    """Return the settings of a composed job, not yet checked; `hydra` is the job's hydra node.
+
+    Raises ConfigError for a name in `pattern`, `match_to` or `data.sources` that is no file.
+    """
     typed = [str(override) for override in hydra.overrides.task]
     keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
     for key, override in zip(keys, typed, strict=True):
@@ -154,7 +157,10 @@ def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str,
 
 
 def read_attention_settings(variant: str, cfg: TrainConfig) -> Spec:
-    """Return the settings in the variant's file in conf/attn, for a model of these settings."""
+    """Return the settings in the variant's file in conf/attn, for a model of these settings.
+
+    Raises ConfigError, naming `to`, if there is no such file.
+    """
     files = {file.stem: file for file in (CONF / "attn").glob("*.yaml")}
     check_choice("to", variant, files)
     node = OmegaConf.create({"model": asdict(cfg.model), "attn": OmegaConf.load(files[variant])})

@@ -48,7 +48,7 @@ def check_targets(
 ) -> set[Path]:
     """Return the folders of the user's own from which a tree of settings names a `_target_`.
 
-    Imports nothing.
+    Raises ForeignTarget for one that is neither there nor in the allowed packages. Imports nothing.
     """
     found = set[Path]()
     for key, value in node.items():
@@ -84,7 +84,10 @@ def _is_in(name: str, packages: Iterable[str]) -> bool:
 
 
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
-    """Import the class or function that `spec` names, from gptattn or an allowed package."""
+    """Import the class or function that `spec` names, from gptattn or an allowed package.
+
+    Raises ConfigError if it does not exist, is abstract, or lies in another package.
+    """
     field, name, packages = f"{group}._target_", spec.get("_target_"), [*PACKAGES, *allow_targets]
     check_targets({"_target_": name}, allow_targets, f"{group}.")
     try:
@@ -169,7 +172,10 @@ def construct(
 def bind(
     group: str, spec: Spec, shared: dict[str, Any], allow_targets: Sequence[str]
 ) -> Callable[[], Any]:
-    """Return a call of the target with these arguments, as `construct` makes it."""
+    """Return a call of the target with these arguments, as `construct` makes it.
+
+    Raises ConfigError, naming the field, for an unknown key, a wrong type or a missing argument.
+    """
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
     takes = arguments_of(target)

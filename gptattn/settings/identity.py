@@ -67,7 +67,10 @@ def flat(node: Any, name: str = "") -> dict[str, str]:
 
 
 def result_settings(config: Mapping[str, str]) -> dict[str, str]:
-    """Select the settings that change the result, but the seed; the budget is in words."""
+    """Select from a config's flat settings those that change the result, except the seed.
+
+    The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
+    """
     kept = {key: value for key, value in config.items() if meaning(key) is RESULT}
     return kept | {"budget": budget_words(config)}
 
@@ -86,7 +89,10 @@ def budget_words(config: Mapping[str, str]) -> str:
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
-    """Return a string that is equal for settings, as in config.yaml, of the same run."""
+    """Return a string that is equal for settings that make the same run.
+
+    `settings` are nested, as in config.yaml.
+    """
     config = flat(dict(settings))
     parts = settings.get("part")
     own = {

@@ -25,7 +25,11 @@ Change = tuple[TrainConfig, str, float | None, float | None]
 
 
 def apply_match(cfg: TrainConfig, vocab_size: int) -> TrainConfig:
-    """Return the settings with `cfg.match` applied, unless `match_made` notes that it is."""
+    """Return the settings with `cfg.match` applied, which is not `none`, and with `match_made`.
+
+    Settings that are matched already, those in a run's record, stay as they are. Raises
+    ConfigError if the variant cannot be matched.
+    """
     if cfg.match_made is not None:
         return cfg
     assert cfg.match_attn is not None

@@ -35,7 +35,10 @@ def use_recorded(settings: Mapping[str, Any], *, allowed: bool = False) -> None:
 
 
 def find_folder(name: str) -> Path | None:
-    """Return the trusted folder that holds the module of a dotted name; None if none does."""
+    """Return the trusted folder that holds the module of a dotted name; None: none does.
+
+    Imports nothing. A library counts as a library, wherever its environment lies.
+    """
     top = name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)

@@ -21,7 +21,8 @@ def resume_settings(
 ) -> TrainConfig:
     """Return the recorded settings with the overrides of the command line applied.
 
-    `cfg` is the config that Hydra composed with them, which has their values.
+    `cfg` is the config that Hydra composed with them, which has their values. Raises ConfigError,
+    naming the field, for a change that a resumed run does not allow.
     """
     node = OmegaConf.create(asdict(recorded))
     for override in OverridesParser.create().parse_overrides(list(overrides)):

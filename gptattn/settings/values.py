@@ -130,6 +130,7 @@ def build_dataclass(kind: type[T], node: Any) -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
     Records older than a setting lack it, so its default must be what runs did before it existed.
+    Raises ConfigError, naming the field, for an unknown or missing name and for a wrong type.
     """
     try:
         if OmegaConf.is_config(node):  # as plain values, so that an added name is found

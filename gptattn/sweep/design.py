@@ -15,7 +15,10 @@ ENOUGH_SEEDS = 5  # seeds to suggest for a sweep with one
 
 
 def describe_design(plans: Sequence[Plan]) -> list[str]:
-    """Return a line per section of the report to come: the difference that its seeds can show."""
+    """Return one line per section of the report to come, on the difference that its seeds can show.
+
+    It assumes that losses vary over seeds by TYPICAL_DEVIATION.
+    """
     from gptattn.compare.groups import comparable_sets  # imports pandas
 
     sections = comparable_sets([_foresee_run(plan) for plan in plans], split=True)

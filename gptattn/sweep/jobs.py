@@ -33,7 +33,11 @@ def list_jobs(
     variants: Sequence[str] | None,
     ladder: LadderConfig,
 ) -> list[Job]:
-    """Return the jobs for the arguments at each variant and each size."""
+    """Return the jobs for the arguments at each variant and each size.
+
+    Raises ConfigError for an argument without a value, for a variant that cannot be read, and for
+    one that sets what an argument, the ladder or the whole sweep sets.
+    """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
     sizes = [parser.parse_overrides(size) for size in list_sizes(ladder)] or [[]]
@@ -101,7 +105,8 @@ def set_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
 def list_sizes(ladder: LadderConfig) -> list[list[str]]:
     """Return the overrides of each size of a ladder, smallest first; none without a ladder.
 
-    Parameters and tokens grow together. Source: Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.
+    Parameters and tokens grow together. Raises ConfigError for a size that cannot be read, and
+    unless parameters grow. Source: Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.
     """
     found, last = [], 0
     for text in ladder.sizes or []:

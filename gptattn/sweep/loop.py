@@ -35,7 +35,11 @@ LOCK = ".sweep.lock"  # in a sweep's folder
 def run_sweep(
     loader: ConfigLoader, config: DictConfig, launcher: Any, sweeper: Any, arguments: Sequence[str]
 ) -> None:
-    """Run a sweep from its command line to its end table; `sweeper` has `variants` and `tune`."""
+    """Run a sweep from its command line to its end table.
+
+    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if a run
+    cannot work, and SweepError if runs failed.
+    """
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
         home = Path(config.hydra.sweep.dir)

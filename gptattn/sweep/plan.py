@@ -69,7 +69,8 @@ def plan_jobs(
 
     `config` is the sweep's. Jobs that differ in the seed alone share one composition, which takes
     Hydra a tenth of a second. A variant with a broken layer is left out, and its error is added to
-    `refused`, by name.
+    `refused`, by name. Raises a UserError for the first job that cannot work otherwise, or if no
+    job is left.
     """
     # torch takes seconds to import
     from gptattn.training.contract import BrokenLayer, check_layers

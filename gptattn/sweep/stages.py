@@ -32,7 +32,8 @@ Stages = Generator[Stage, Results, int]  # returns an exit code: 0, or why a sta
 def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
     """Return how many of these runs run at once, and the threads of each; None: as they are set.
 
-    Models whose step is small get a core each; others have all cores, one after the other.
+    Models whose step is small get a core each; others have all cores, one after the other. Raises
+    ConfigError if there are fewer cores than `sweep.jobs` needs.
     """
     from gptattn.machine.device import resolve_device
 

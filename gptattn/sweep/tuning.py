@@ -33,7 +33,7 @@ class Tune:
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
-    """Read `hydra.sweeper.tune`."""
+    """Read `hydra.sweeper.tune`. Raises ConfigError, which names the key."""
     try:
         tune = build_dataclass(Tune, node)
     except ConfigError as error:
@@ -48,7 +48,7 @@ def read_tune(node: Mapping[str, Any]) -> Tune:
 
 
 def set_rates(tune: Tune, jobs: Sequence[Job]) -> list[Job]:
-    """Return each job at each of the rates."""
+    """Return each job at each of the rates. Raises ConfigError if one sets the rate itself."""
     for override in (override for job in jobs for override in job.overrides):
         if RATE.match(override):
             raise ConfigError(
@@ -122,7 +122,10 @@ def tune_stage(
 
 
 def describe_rates(losses: Mapping[float, float]) -> str:
-    """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)`, from loss by rate."""
+    """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)`, from loss by rate.
+
+    Says so if the best is the lowest or the highest of several.
+    """
     best = min(losses, key=lambda rate: (losses[rate], rate))
     each = ", ".join(
         f"{rate:g}: {f'{loss:.4f}' if math.isfinite(loss) else 'diverged'}"

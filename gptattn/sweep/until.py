@@ -27,7 +27,11 @@ class Until:
     """The seeds of the first stage, and from its results those of the second."""
 
     def __init__(self, home: Path, plans: Sequence[Plan]) -> None:
-        """Take the plans' seeds as the first stage, or those that the sweep in `home` began on."""
+        """Take the plans' seeds as the first stage, or those that the sweep in `home` began with.
+
+        Raises ConfigError for too few seeds, for results of other code, and for a sweep that began
+        with seeds that the plans lack: a second stage must not pass for a first.
+        """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
         given = sorted({plan.cfg.seed for plan in plans})

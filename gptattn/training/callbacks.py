@@ -256,7 +256,10 @@ class Samples(L.Callback):
 
 
 def choose_prompt(data: RunData) -> NDArray[np.uint16]:
-    """Return the ids of the held-out text's first whole words, at most three, or its start."""
+    """Return the ids of the first whole words of the held-out text, at most three.
+
+    If there are none, the first `PROMPT_TOKENS` tokens.
+    """
     ids = data.opening(OPENING_TOKENS, OPENING_TOKENS)[0][0].numpy()
     text = data.tokenizer.decode(ids)
     words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)

@@ -86,9 +86,10 @@ def check_layers(cfg: TrainConfig) -> list[str]:
 
     Small float64 copies are checked where the constructor and the module allow it: with random
     values in constant parameters, in training (with dropout, at the same random state) and in
-    evaluation mode. What cannot be built at all is left to `build_model`, which says why. Layers
-    that this process has checked are not checked again: a sweep asks for each text, budget and
-    optimizer.
+    evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
+    contract (a BrokenLayer), and ForeignError for an error in the user's own file. What cannot be
+    built at all is left to `build_model`, which says why. Layers that this process has checked are
+    not checked again: a sweep asks for each text, budget and optimizer.
     """
     kinds = cfg.kinds()
     targets = tuple(find_target(kind.field, kind.attn, cfg.allow_targets) for kind in kinds)
@@ -235,7 +236,10 @@ def check_gradients(
     own: Mapping[str, Sequence[Tensor]],
     fail: Callable[[str], BrokenLayer],
 ) -> list[str]:
-    """Check that all gradients are finite; return a note on parameters without one."""
+    """Check that all gradients are finite; return a note on parameters that have none.
+
+    `own`: the layers' own losses, by name.
+    """
     try:
         loss = (y * torch.randn_like(y)).sum()
         (loss + sum(one for losses in own.values() for one in losses)).backward()

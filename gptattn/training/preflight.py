@@ -55,7 +55,8 @@ class Ready:
 def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     """Check the run that these settings describe, and return it ready to start.
 
-    `resumed`: its checkpoint has its weights, and init_from is not read.
+    `resumed`: its checkpoint has its weights, and init_from is not read. Raises a UserError if the
+    device, the model, the data, the match or the conversion of weights is not possible.
     """
     hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)

@@ -23,7 +23,7 @@ CHARTS = (LOSS, TRAIN_LOSS, SPEED)
 class MetricsFile(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered.
 
-    `rows` is the number of rows in the file.
+    `rows` is the number of rows in the file. Raises DiskError if the disk refuses.
     """
 
     def __init__(self, folder: RunFolder, rows: int = 0) -> None:
@@ -110,7 +110,10 @@ class Board(TensorBoardLogger):
 
 
 def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> None:
-    """Log a row to the record and to all trackers, which get no nulls."""
+    """Log a row to the record and to all trackers, which get no nulls.
+
+    Raises DiskError if the disk refuses.
+    """
     numbers = {name: value for name, value in row.items() if value is not None}
     for logger in loggers:
         try:

@@ -347,7 +347,10 @@ def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
 def _open_trackers(
     ready: Ready, folder: RunFolder, step: int, hyperparameters: dict[str, Any]
 ) -> "list[Logger]":
-    """Return the loggers that the settings name besides TensorBoard, which is always on."""
+    """Return the loggers that the settings name besides TensorBoard, which is always on.
+
+    Raises ConfigError for one that cannot be opened.
+    """
     from lightning.pytorch.loggers import Logger
     from lightning_utilities.core.apply_func import apply_to_collection
 

@@ -118,7 +118,7 @@ def take_over(
     """Put the weights of `source` into `target`.
 
     If the settings `theirs` and `ours` build the same layers, all weights are copied by name;
-    otherwise `convert` does it.
+    otherwise `convert` does it. Raises ConfigError as `convert` does.
     """
     if describe_layers(theirs) != describe_layers(ours):
         check_heads(source, theirs)
@@ -185,7 +185,10 @@ def convert(source: GPT, target: GPT, method: str = "mean", seed: int = 0) -> No
 
 
 def _convert_layer(old: Attention, new: Attention, method: str, generator: torch.Generator) -> None:
-    """Convert heads through the canonical layout, and copy the other weights by name."""
+    """Convert heads through the canonical layout, and copy the other weights by name.
+
+    Raises ValueError if `new` cannot hold a weight of `old`.
+    """
     old_heads, new_heads = heads_of(old), heads_of(new)
     weights, wanted = old_heads.export_heads(), new_heads.export_heads()
     if weights.q_HDE.shape != wanted.q_HDE.shape:

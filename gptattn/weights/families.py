@@ -48,7 +48,7 @@ class Family:
         return values
 
     def make_settings(self, values: Mapping[str, Any], tokenizer: list[str]) -> TrainConfig:
-        """Return the settings of the model with these values.
+        """Return the settings of the model with these values. Raises ConfigError as `settings`.
 
         `tokenizer`: the overrides that choose it.
         """

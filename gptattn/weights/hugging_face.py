@@ -31,7 +31,10 @@ UNEXPECTED = (OSError, ValueError, TypeError, AttributeError, LookupError, Recur
 
 
 def find_family(folder: Path) -> Family | None:
-    """Return the family of the checkpoint in `folder`, or None if that has no config.json."""
+    """Return the family of the checkpoint in `folder`, or None if that has no config.json.
+
+    Raises CheckpointError if its config.json is damaged or names another kind of model.
+    """
     file = folder / CONFIG
     if not file.is_file():
         return None
@@ -67,7 +70,9 @@ def has_tokenizer(folder: Path, family: Family) -> bool:
 def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
     """Load the settings and the model in `folder`, in eval mode and float32, on the CPU.
 
-    Without a tokenizer that we read, the settings have the byte tokenizer.
+    Without a tokenizer that we read, the settings have the byte tokenizer. Raises CheckpointError
+    if a file is missing or damaged, or the weights do not fit config.json; NumericError for a
+    weight that is not finite.
     """
     file = folder / CONFIG
     tokenizer = ["tokenizer=byte"]
@@ -103,7 +108,9 @@ def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
 def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
     """Write a folder that transformers opens: Llama's or Qwen2's with RMSNorm, else GPT-2's.
 
-    The model is converted to the family's own attention.
+    The model is converted to the family's own attention. Raises ConfigError if the family has no
+    such model: another block, head or positions, an attention with other parameters, or one that
+    computes something else from the same heads.
     """
     check_heads(model, cfg)
     values = describe_model(model, cfg)
@@ -149,7 +156,11 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
 
 
 def attend_alike(attention: Attention, plain: Attention) -> bool:
-    """Whether both give the same outputs: numbers, as a variant may change scores in any way."""
+    """Whether both give the same outputs.
+
+    It compares numbers, as a variant may change scores in any way. The inputs are ten times what a
+    norm gives, so that a soft cap shows.
+    """
     longest = attention.context_length
     T, w = min(longest, TRIAL_TOKENS), next(plain.parameters())
     x_BTE = torch.randn(1, T, attention.d_in, generator=torch.Generator().manual_seed(0))
@@ -183,7 +194,8 @@ def transpose(family: Family, name: str, tensor: Tensor) -> Tensor:
 def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[str, Tensor]:
     """Return the folder's tensors, except those whose names end as in `skipped`.
 
-    They are memory-mapped, and named without the prefix.
+    They are memory-mapped, and named without the prefix. Raises CheckpointError if a file is
+    missing or damaged.
     """
     files, index = [WEIGHTS], folder / INDEX
     if index.is_file() and not (folder / WEIGHTS).exists():

@@ -33,7 +33,10 @@ class Origin:
 
 
 def read_origin(cfg: TrainConfig) -> Origin:
-    """Read what `cfg.init_from` names: a run, a converted model or a Hugging Face checkpoint."""
+    """Read what `cfg.init_from` names: a run, a converted model or a Hugging Face checkpoint.
+
+    Raises CheckpointError if it cannot be read.
+    """
     assert cfg.init_from is not None
     with _errors_name_init_from():
         folder = local_folder(cfg.init_from, "init_from", FILES)
@@ -60,7 +63,8 @@ def read_origin(cfg: TrainConfig) -> Origin:
 def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     """Put the weights of `origin` into `model`, which was built from `cfg`.
 
-    On the meta device this only checks that they fit.
+    On the meta device this only checks that they fit. Raises ConfigError if they cannot be
+    converted, naming other settings that would help.
     """
     with _errors_name_init_from():
         if describe_mechanism(origin.cfg) != describe_mechanism(cfg):
@@ -93,7 +97,10 @@ def _errors_name_init_from() -> Iterator[None]:
 
 
 def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[str, Any]:
-    """Return the settings that would give the target the sizes and the block of the origin."""
+    """Return the settings that would give the target the sizes and the block of the origin.
+
+    Raises ConfigError if this run's tokenizer needs more ids than the origin has.
+    """
     source, choices = origin.model, origin.cfg.choices
     theirs, ours = describe_model(source, origin.cfg), describe_model(target, cfg)
     different = {name: value for name, value in theirs.items() if value != ours.get(name, value)}

@@ -41,7 +41,7 @@ class Arguments:
 
 
 def choose_layers(saved: SavedRun, layer: int | None) -> list[int]:
-    """Return the layers to draw: `layer`, or all with attention weights."""
+    """Return the layers to draw: `layer`, or all with attention weights. Raises ConfigError."""
     count, with_maps = len(saved.model.layers()), saved.model.layers_with_maps()
     if not with_maps:
         raise ConfigError(
@@ -59,7 +59,10 @@ def choose_layers(saved: SavedRun, layer: int | None) -> list[int]:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Write a picture of each layer and a page over all, and print each layer's means."""
+    """Write a picture of each layer and a page over all, and print each layer's means.
+
+    Raises a UserError for wrong arguments, NumericError for weights that are NaN or infinite.
+    """
     args = parse(Arguments, arguments)
     device = resolve_device(args.device, "device")
     prompt = read_prompt(args.prompt, args.prompt_file)

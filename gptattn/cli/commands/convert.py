@@ -59,7 +59,8 @@ class Arguments:
 def load_source(args: Arguments) -> SavedRun:
     """Load a run, or a Hugging Face folder as if it were one.
 
-    A folder without a tokenizer gets the byte tokenizer, and a line says so.
+    A folder without a tokenizer gets the byte tokenizer, and a line says so. Raises a UserError if
+    it cannot be read, or if the model has fewer ids than its tokenizer.
     """
     folder, named = args.from_, FAMILIES.get(str(args.from_))
     if named is not None:
@@ -94,7 +95,11 @@ def load_source(args: Arguments) -> SavedRun:
 
 
 def make_target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
-    """Return the settings with the attention of `to`, and `changes` to it as YAML text."""
+    """Return the run's settings with the attention of variant `to`.
+
+    `changes` maps settings of the variant to their values as YAML text. Raises ConfigError for an
+    unknown setting or a value that cannot be read.
+    """
     spec = read_attention_settings(to, cfg)
     for name, text in changes.items():
         if name not in spec or name == "_target_":
@@ -111,7 +116,10 @@ def make_target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> 
 
 
 def list_changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Return `window 4 -> null` for each setting that differs, but for the target's kind."""
+    """Return `window 4 -> null` for each setting of the attention that differs, and the pattern.
+
+    The class and the number of key/value heads are not included: they are the target's kind.
+    """
     lines = [] if old.pattern is None else [f"pattern [{','.join(old.pattern)}] -> null"]
     layers = {f"{name}.": layer["attn"] for name, layer in old.layers.items()}
     for dot, spec in (layers or {"": old.attn}).items():

@@ -53,7 +53,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     """Measure every finished run below run=FOLDER; print the results, and write them.
 
     All runs are checked before the first is measured. What one of several runs cannot answer is
-    left out with a line that says why.
+    left out with a line that says why. Raises a UserError for a run that cannot be read, and if
+    nothing is left to measure.
     """
     args = parse(Arguments, arguments)
     shortest = min(args.lengths, default=1)

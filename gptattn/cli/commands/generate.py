@@ -62,7 +62,10 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Stream the first sample, then print the others; speed and cache size go to stderr."""
+    """Stream the first sample, then print the others; speed and cache size go to stderr.
+
+    Raises ConfigError if no prompt is given, or in more than one way.
+    """
     args = parse(Arguments, arguments)
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")

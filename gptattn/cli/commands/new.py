@@ -26,7 +26,10 @@ def main() -> NoReturn:
 
 
 def write_variant(name: str) -> list[Path]:
-    """Write the three files into the working directory; return their paths."""
+    """Write the three files into the working directory; return their paths.
+
+    Raises ConfigError, naming `name`, before any is written, if it cannot name a new variant.
+    """
     title = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
     made = {"module": f"{name}.py", "settings": f"attn/{name}.yaml", "test": f"test_{name}.py"}
     there = [file for file in made.values() if Path(file).exists()]

@@ -23,7 +23,7 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Encode the text."""
+    """Encode the text. Raises a UserError, which names the argument."""
     # --help needs neither torch nor Hydra.
     from gptattn.data.bin_files import choose_tokenizer
     from gptattn.data.tokens import TokenSource, make_tokens

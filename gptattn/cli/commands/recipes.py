@@ -31,7 +31,10 @@ class Arguments:
 
 
 def list_fitting(arguments: Sequence[str]) -> None:
-    """Print the recipes that fit, then what the others need, or why they cannot be built."""
+    """Print the recipes that fit, then what the others need, or why they cannot be built.
+
+    Raises ConfigError, which names the argument.
+    """
     names = {one.name for one in fields(Arguments)}
     own = [one for one in arguments if one.partition("=")[0] in names or "=" not in one]
     args = parse(Arguments, own)
@@ -66,7 +69,7 @@ def list_fitting(arguments: Sequence[str]) -> None:
 
 
 def read_bytes(text: str) -> float:
-    """Return the number of bytes of a text such as 1MB or 1MiB."""
+    """Return the number of bytes of a text such as 1MB or 1MiB. Raises ConfigError."""
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)([{PREFIXES}]?)(i?)B?", text)
     if found is None:
         raise ConfigError("cache_bytes", f"{text!r} is no size; give 1000000, 1MB or 1MiB")
@@ -79,7 +82,7 @@ def list_recipes() -> list[str]:
 
 
 def build_recipe(name: str, *overrides: str, device: str = "meta") -> GPT:
-    """Build the recipe's model, on the meta device without memory."""
+    """Build the recipe's model, on the meta device without memory. Raises ConfigError."""
     with torch.device(device):
         return build_model(settings([f"recipe={name}", *overrides]), VOCABULARY)
 
