@@ -13,12 +13,13 @@ from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values, environments
-from gptattn.compare.finished_runs import Run
+from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.groups import axes_of, describe_conflict
 from gptattn.compare.ladder import LADDER_COSTS, LadderReport
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
 from gptattn.machine.disk import disk_errors, write_atomically
+from gptattn.runs.sweep_states import PLANNED, describe_open
 
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
@@ -34,7 +35,9 @@ PLOT_NAMES = (
 FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
 
 
-def write_report(comparison: Comparison, curves: Mapping[Path, Curves], out: Path) -> Path:
+def write_report(
+    comparison: Comparison, curves: Mapping[Path, Curves], out: Path, still_open: Sequence[str] = ()
+) -> Path:
     """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
 
     The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
@@ -45,7 +48,7 @@ def write_report(comparison: Comparison, curves: Mapping[Path, Curves], out: Pat
 
     across, of_sections = draw_plots(comparison, curves)
     plots = [*across, *(plot for group in of_sections for plot in group)]
-    page = page_text(comparison, of_sections, across)
+    page = page_text(comparison, of_sections, across, still_open)
     with disk_errors(out, "--out"):
         for plot in plots:
             _write(out / f"{plot.name}.svg", _standalone(plot.svg))
@@ -87,6 +90,7 @@ def page_text(
     comparison: Comparison,
     plots: "Sequence[Sequence[Plot]]",
     across: "Sequence[Plot]",
+    still_open: Sequence[str] = (),
 ) -> str:
     """Return the page's HTML; all text from run folders is escaped.
 
@@ -116,6 +120,7 @@ def page_text(
         must_split=describe_conflict(comparison.runs),
         axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),
+        still_open=still_open,
     )
 
 
@@ -129,6 +134,19 @@ def _environment(comparison: Comparison) -> list[tuple[str, str]]:
         (name, values[0] if len(set(values)) == 1 else count_values(values))
         for name, values in environments(comparison.runs)
     ]
+
+
+def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
+    """Return `outputs/a: 5 of 9 runs are done; 2 running` of each unfinished sweep in the folders.
+
+    Failed runs are among those that the comparison skips, with their reasons.
+    """
+    found = dict.fromkeys(
+        path.parent for each in folders for path in sorted(each.glob(f"*/{PLANNED}"))
+    )
+    sweeps = [*(each for each in folders if (each / PLANNED).is_file()), *found]
+    known = {sweep: describe_open(sweep) for sweep in sweeps}
+    return [one_line(f"{sweep}: {words}") for sweep, words in known.items() if words is not None]
 
 
 def csv_text(comparison: Comparison) -> str:

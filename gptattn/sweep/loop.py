@@ -18,6 +18,7 @@ from gptattn.machine.console import make_console
 from gptattn.machine.disk import check_room
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import TUNING, RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.layers import quote
 from gptattn.settings.values import check_values
@@ -28,8 +29,6 @@ from gptattn.sweep.progress import print_end, print_plan
 from gptattn.sweep.stages import Results, Stage, Stages, share_machine
 from gptattn.sweep.tuning import FIELD, Tune, read_tune, set_rates, tune_stage
 from gptattn.sweep.until import Until
-
-LOCK = ".sweep.lock"  # in a sweep's folder
 
 
 def run_sweep(
@@ -59,7 +58,7 @@ def run_sweep(
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher)
-    with hold_lock(home / LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
+    with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
         _run_stages(first, stages, home, config, launch)
     for variant, error in refused.items():
         raise SweepError(f"{variant} was refused: {error}", error.exit_code)
@@ -130,6 +129,7 @@ def _run_stages(
                         console.print(line, markup=False, soft_wrap=True)
                 new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
                 check_room(home, sum(plan.bytes_on_disk for plan in new))
+                write_planned(home, sorted(str(folder.relative_to(home)) for folder in planned))
                 why = launch([*todo.values()])
             else:
                 console.print("nothing to do; sweep.fresh=true runs them again")

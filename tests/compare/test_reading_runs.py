@@ -12,7 +12,11 @@ from runfolders import write_run, write_sweep
 
 from gptattn.compare import load_runs
 from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.report import describe_open_sweeps
 from gptattn.errors import DataError
+from gptattn.machine.lock import hold_lock
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 
 CODE = "a: !!python/object/apply:os.system [true]"
 WRONG: list[dict[str, Any]] = [
@@ -117,3 +121,22 @@ def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:
     (write_run(tmp_path / "a", "mha", 1, 2.0) / "summary.json").unlink()
     with pytest.raises(DataError, match=r"1 skipped, such as .*not finished"):
         read_runs([tmp_path])
+
+
+def test_open_runs_of_a_sweep_are_counted(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    names = ["mha_s1_000001", "mha_s2_000002", "gqa_s1_000003", "mqa_s1_000004", "mqa_s2_000005"]
+    for seed, name in enumerate(names[:2], start=1):
+        write_run(sweep / name, "mha", seed, 2.0)
+    write_planned(sweep, names[:2])
+    assert describe_open_sweeps([sweep]) == []
+    (sweep / names[2]).mkdir()
+    RunFolder(sweep / names[2]).write_failure(5, "loss is NaN")
+    write_planned(sweep, names)
+    assert describe_open_sweeps([tmp_path]) == [
+        f"{sweep}: 2 of 5 runs are done; 1 failed, 2 stopped"
+    ]
+    with hold_lock(sweep / SWEEP_LOCK, "sweep", "busy"):
+        assert describe_open_sweeps([sweep]) == [
+            f"{sweep}: 2 of 5 runs are done; 1 failed, 2 planned"
+        ]

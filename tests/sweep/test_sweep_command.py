@@ -16,8 +16,8 @@ from torture import fingerprint
 
 from gptattn.machine.lock import hold_lock, is_locked
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK
 from gptattn.settings.compose import CONF
-from gptattn.sweep.loop import LOCK
 
 HOME = Path("outputs", "scratch")
 TRAIN = str(CONF.parent / "train.py")
@@ -108,7 +108,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(overrides, said, tmp_pa
 
 
 def test_a_second_sweep_in_the_folder_is_refused(tmp_path, capfd):
-    with hold_lock(tmp_path / HOME / LOCK, "test", "busy"):
+    with hold_lock(tmp_path / HOME / SWEEP_LOCK, "test", "busy"):
         assert sweep(tmp_path, "attn=mha,gqa") == 6
     assert capfd.readouterr().err.startswith("error: hydra.sweep.dir: another process is running")
 

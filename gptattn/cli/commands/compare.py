@@ -1,6 +1,7 @@
 """Compare finished runs: a table, and a page with intervals, tests and plots."""
 
 import argparse
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,12 @@ def main() -> NoReturn:
     kind.add_argument(
         "--markdown", action="store_true", help="print the table as Markdown; write no files"
     )
+    kind.add_argument(
+        "--board",
+        type=Path,
+        metavar="DIR",
+        help="also write each variant's mean and interval for TensorBoard, outside the runs",
+    )
     args = parser.parse_args()
     sys.exit(run_command(lambda: _report(args)))
 
@@ -70,22 +77,30 @@ def _report(args: argparse.Namespace) -> None:
             print(f"warning: {line}", file=sys.stderr)
         return
 
-    from gptattn.compare.report import claim_folder, write_report
+    from gptattn.compare.report import claim_folder, describe_open_sweeps, write_report
 
+    still_open = describe_open_sweeps(args.folders)
+    for line in still_open:
+        print(f"open: {line}", file=sys.stderr)
     if args.no_files:
         _print(comparison)
         return
 
-    from gptattn.compare.curves import read_all_curves
+    from gptattn.compare.curves import claim_board, read_all_curves, write_board
 
     first = args.folders[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = args.out or beside / "comparison"
     claim_folder(out)
+    if args.board is not None:
+        claim_board(args.board)
     curves, damage = read_all_curves(comparison.runs)
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     _print(comparison)
-    print(f"page: {write_report(comparison, curves, out)}")
+    print(f"page: {write_report(comparison, curves, out, still_open)}")
+    if args.board is not None:
+        write_board(comparison, curves, args.board)
+        print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
 
 
 def _print(comparison: "Comparison") -> None:
