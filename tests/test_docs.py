@@ -23,7 +23,7 @@ from test_layering import ROOMS
 import gptattn.attention.variants
 import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert
-from gptattn.cli.commands.new import MODULE, SETTINGS
+from gptattn.cli.commands.new import TEMPLATES
 
 README = ROOT / "README.md"
 ADDING = ROOT / "docs" / "add_a_variant.md"
@@ -61,7 +61,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: Callable[[str], Path]) 
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(found.group(1), encoding="utf-8")
     (home / "attn").mkdir()
-    for file, text in (("mine.py", MODULE), ("attn/mine.yaml", SETTINGS)):
+    for file, template in (("mine.py", "module"), ("attn/mine.yaml", "settings")):
+        text = (TEMPLATES / f"{template}.txt").read_text("utf-8")
         (home / file).write_text(Template(text).substitute(name="mine", title="Mine"), "utf-8")
     tokenizer = ["tokenizer=gpt2", f"tokenizer.path={bpe(home.parent / 'bpe')}"]
     llamas = ("block=llama", "block.tied_head=false", "block.norm_eps=1e-5", "position.base=5e5")

@@ -6,51 +6,52 @@ evaluate.py. The means over training can be written for TensorBoard.
 
 import math
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pandas import DataFrame, Series, concat
+from pandas import DataFrame, Series, concat, to_numeric
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
+from gptattn.errors import ConfigError
+from gptattn.machine.disk import disk_errors
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
-from gptattn.runs.rows import Row as MetricsRow
+from gptattn.runs.metrics import LOSS, TRAIN_LOSS
 from gptattn.runs.rows import read_metrics, read_rows
 
 Floats = NDArray[np.float64]
 
-COLUMNS = ["step", "tokens", "seconds", "flops", "loss", "bits"]
+NAMES = {
+    "step": "step",
+    "progress/tokens": "tokens",
+    "progress/seconds": "seconds",
+    "progress/flops": "flops",
+    TRAIN_LOSS: "train",
+    LOSS: "val",
+}
+COLUMNS = ["step", "tokens", "seconds", "flops", "loss"]
 POINTS = 400  # kept per run and curve, and per mean over seeds with different points
 # For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
 FEWEST_FOR_BAND = 3
+BOARD_TAGS = {"val": LOSS, "train": TRAIN_LOSS}
 FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
-BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write, and may remove
-TAGS = {
-    LOSS: ("val", "loss"),
-    BITS: ("val", "bits"),
-    TRAIN_LOSS: ("train", "loss"),
-}
 
 
 @dataclass(frozen=True)
 class Curves:
     """A run's loss curves: DataFrames with the columns COLUMNS, by increasing step.
 
-    `bits`, per byte, is NaN where it was not recorded. `train` is averaged over stretches of the
-    run, `val` is as measured.
+    `train` is averaged over stretches of the run, `val` is as measured.
     """
 
     train: DataFrame
     val: DataFrame
-    start: float  # seconds since 1970
 
 
 def read_curves(folder: Path) -> tuple[Curves, str | None]:
@@ -58,22 +59,25 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
 
     Rows before the damage are kept. A missing file gives empty curves.
     """
-    rows: list[tuple[float | None, ...]] = []
+    rows: list[dict[str, Any]] = []
     damage = None
     try:
         for row in read_rows(RunFolder(folder)):
-            rows.append(msgspec.structs.astuple(row))
+            rows.append(row)
     except FileNotFoundError:
         damage = "has no metrics.jsonl: no curves"
     except OSError as error:
         damage = f"metrics.jsonl: {error.strerror}: no curves"
     except ValueError as error:
         damage = str(error)
-    # None becomes NaN.
-    table = DataFrame(rows, columns=list(MetricsRow.__struct_fields__), dtype=np.float64)
-    start = next(iter(table["time"].dropna()), math.nan)
+    table = DataFrame(
+        {
+            short: to_numeric(Series([row.get(name) for row in rows]), errors="coerce")
+            for name, short in NAMES.items()
+        }
+    )
     train, val = _curve(table, "train"), _curve(table, "val")
-    curves = Curves(_average_stretches(train), _thin_out(val), start)
+    curves = Curves(_average_stretches(train), _thin_out(val))
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
@@ -110,10 +114,8 @@ def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]
 def _curve(table: DataFrame, kind: str) -> DataFrame:
     """Return the complete points by step; the last one if a step is repeated after a resume."""
     curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
-    # Also drops NaN and infinity. A step must fit TensorBoard's 64 bits, and sums must be finite.
-    sound = (curve[COLUMNS[:5]].abs() < LARGEST).all(axis=1) & (curve["step"] < 2**53)
-    curve = curve.loc[sound].drop_duplicates("step", keep="last").sort_values("step")
-    return curve.assign(bits=curve["bits"].where(curve["bits"].abs() < LARGEST))
+    sound = (curve.abs() < LARGEST).all(axis=1)  # also drops NaN and infinity
+    return curve.loc[sound].drop_duplicates("step", keep="last").sort_values("step")
 
 
 def _average_stretches(curve: DataFrame) -> DataFrame:
@@ -183,20 +185,17 @@ def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
 
 
 def average_rows(
-    section: Section, curves: Mapping[Path, Curves], kind: str, axis: str, value: str = "loss"
+    section: Section, curves: Mapping[Path, Curves], kind: str, axis: str
 ) -> dict[str, Band]:
-    """Return the band of each row that has curves, by row name.
-
-    `kind` is val or train; `axis` and `value` are columns of a curve.
-    """
+    """Return the band of each row with curves of this kind, val or train, over a column of them."""
     found = {}
     for row in section.rows:
         members: list[tuple[Floats, Floats]] = []
         for run in row.runs:
             if run.folder in curves:
                 curve = getattr(curves[run.folder], kind)
-                points = curve.loc[curve["step"] <= run.until, [axis, value]].dropna()
-                members.append((points[axis].to_numpy(), points[value].to_numpy()))
+                points = curve.loc[curve["step"] <= run.until, [axis, "loss"]]
+                members.append((points[axis].to_numpy(), points["loss"].to_numpy()))
         band = average_curves(members)
         if band is not None:
             found[row.name] = band
@@ -305,58 +304,37 @@ def cache_costs(section: Section) -> list[CacheCost]:
     return found if any(one.change is not None for one in found) else []
 
 
+def claim_board(folder: Path) -> None:
+    """Make the folder for `write_board`. Raises DiskError, and ConfigError if it is not empty."""
+    with disk_errors(folder, "--board"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError("--board", f"{folder} is not empty; give a new folder")
+
+
 def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
     """Write up to three TensorBoard runs per row below `folder`: mean, lower and upper line.
 
-    They replace those of an earlier report. The parent of `folder` must exist.
+    Raises DiskError if they cannot be written.
     """
-    folder.mkdir(exist_ok=True)
-    _remove_former_board(folder)
-    file = f"events.out.tfevents.{int(time.time())}{BOARD_MARK}"
-    for section in comparison.sections:
-        place = folder / _folder_name(section.title) if section.title else folder
-        for tag, (kind, value) in TAGS.items():
-            seconds = average_rows(section, curves, kind, "step", "seconds")
-            for row, band in average_rows(section, curves, kind, "step", value).items():
-                starts = [curves[r.folder].start for r in section.groups[row] if r.folder in curves]
-                began = min(filter(math.isfinite, starts), default=0.0)
-                # The mean time at which each step was taken makes the RELATIVE axis right.
-                times = began + np.interp(band.x, seconds[row].x, seconds[row].mean)
-                lines = {"mean": band.mean, "lower": band.low, "upper": band.high}
-                for line, values in lines.items():
-                    if values is not None:
-                        path = place / f"{_folder_name(row)} {line}" / file
-                        _append_events(path, tag, band.x, times, values)
+    from tensorboard.summary import Writer  # takes a second
 
-
-def _remove_former_board(folder: Path) -> None:
-    """Remove an earlier report's event files and any folders this empties."""
-    for file in [*folder.rglob(f"events.out.tfevents.*{BOARD_MARK}")]:
-        file.unlink()
-        for below in file.parents:
-            if below == folder or any(below.iterdir()):
-                break
-            below.rmdir()
+    with disk_errors(folder, "--board"):
+        for section in comparison.sections:
+            place = folder / _folder_name(section.title) if section.title else folder
+            bands = {kind: average_rows(section, curves, kind, "step") for kind in BOARD_TAGS}
+            for row in section.groups:
+                for line in ("mean", "low", "high"):
+                    writer = Writer(str(place / f"{_folder_name(row)} {line}"))
+                    for kind, tag in BOARD_TAGS.items():
+                        band = bands[kind].get(row)
+                        values = None if band is None else getattr(band, line)
+                        if band is not None and values is not None:
+                            for step, value in zip(band.x, values, strict=True):
+                                writer.add_scalar(tag, value, round(step))
+                    writer.close()
 
 
 def _folder_name(name: str) -> str:
     """Return `name` as a valid folder name; a setting's value may contain slashes."""
     return re.sub(r"[^\w.,=+()\- ]", "_", name)[:200].strip(" .") or "_"
-
-
-def _append_events(path: Path, tag: str, steps: Floats, times: Floats, values: Floats) -> None:
-    # Only --board needs TensorBoard. Its own event writer would start a thread for each file.
-    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
-    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        writer = RecordWriter(file)
-        if not file.tell():
-            version = Event(wall_time=times[0], file_version="brain.Event:2")
-            writer.write(version.SerializeToString())
-        for step, at, value in zip(steps, times, values, strict=True):
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            event = Event(wall_time=at, step=round(step), summary=summary)
-            writer.write(event.SerializeToString())

@@ -197,7 +197,8 @@ def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and RunFolder(folder).weights_file.is_file():
         return "converted weights that were not trained: nothing to compare"
     if isinstance(error, FileNotFoundError):
-        return "not finished"
+        failure = RunFolder(folder).read_failure()
+        return "not finished" if failure is None else f"failed: {failure.get('error')}"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return f"{error}" if isinstance(error, ValueError | msgspec.MsgspecError) else repr(error)

@@ -3,7 +3,6 @@
 import json
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +13,17 @@ from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values, environments
-from gptattn.compare.finished_runs import Run, one_line, seedless
+from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.groups import axes_of, describe_conflict
 from gptattn.compare.ladder import LADDER_COSTS, LadderReport
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
 from gptattn.machine.disk import disk_errors, write_atomically
-from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
+from gptattn.runs.sweep_states import PLANNED, describe_open
 
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-MAX_FAILURES = 3  # failed runs named with their reasons
 # Of the plots that we write, and may remove.
 PLOT_NAMES = (
     *(f"loss_{axis}" for axis in ("tokens", "flops", "seconds", "sizes", "cache")),
@@ -79,12 +76,12 @@ def _standalone(svg: str) -> str:
     return f"{head}\n{svg[:end]}<style>{style}</style>{svg[end:]}\n"
 
 
-def claim_folder(folder: Path, option: str = "--out") -> None:
+def claim_folder(folder: Path) -> None:
     """Make the folder and check that it is writable, before anything slow starts.
 
     Raises DiskError.
     """
-    with disk_errors(folder, option):
+    with disk_errors(folder, "--out"):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
@@ -140,47 +137,21 @@ def _environment(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
-    """Return what is done and open in each unfinished sweep in the folders."""
-    sweeps: dict[Path, None] = {}
-    for folder in folders:
-        inner = {path.parent for name in (PLANNED, SWEEP_LOCK) for path in folder.glob(f"*/{name}")}
-        sweeps |= dict.fromkeys([folder] if is_sweep(folder) else sorted(inner))
-    return [line for sweep in sweeps for line in _describe_open_sweep(sweep_states(sweep))]
+    """Return `outputs/a: 5 of 9 runs are done; 2 running` of each unfinished sweep in the folders.
 
-
-def _describe_open_sweep(sweep: SweepStates) -> list[str]:
-    """Return `outputs/a: 5 of 9 runs are done; 2 running (mha 1, gqa 1); 2 planned (mqa 2)`."""
-
-    def count(what: str, *states: str) -> list[str]:
-        names = [run for state in states for run, own in sweep.states.items() if own == state]
-        variants = Counter(map(seedless, names))
-        each = ", ".join(f"{variant} {count}" for variant, count in variants.items())
-        return [f"{len(names)} {what} ({each})"] if names else []
-
-    done = [*sweep.states.values()].count("done")
-    if done == len(sweep.states):
-        return []
-    words = [f"{sweep.folder}: {done} of {len(sweep.states)} runs are done"]
-    if sweep.going:
-        words += count("running", "running") + count("planned", "submitted")
-    else:
-        words += count("never ended, as the sweep was stopped", "running", "submitted")
-    lines = ["; ".join(words + count("failed", "failed"))]
-    reasons = [f"{run} failed: {why}" for run, why in sweep.reasons.items()]
-    lines += reasons[:MAX_FAILURES]
-    if len(reasons) > MAX_FAILURES:
-        lines.append(f"{len(reasons) - MAX_FAILURES} more failed")
-    return [one_line(line) for line in lines]
+    Failed runs are among those that the comparison skips, with their reasons.
+    """
+    found = dict.fromkeys(
+        path.parent for each in folders for path in sorted(each.glob(f"*/{PLANNED}"))
+    )
+    sweeps = [*(each for each in folders if (each / PLANNED).is_file()), *found]
+    known = {sweep: describe_open(sweep) for sweep in sweeps}
+    return [one_line(f"{sweep}: {words}") for sweep, words in known.items() if words is not None]
 
 
 def csv_text(comparison: Comparison) -> str:
     """Return `Comparison.table` as CSV; an empty cell has no value."""
-    return comparison.table().map(_inert).to_csv(index=False, lineterminator="\n")
-
-
-def _inert(cell: Any) -> Any:
-    """Prefix text that a spreadsheet would run as a formula with an apostrophe."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+    return comparison.table().to_csv(index=False, lineterminator="\n")
 
 
 def json_text(comparison: Comparison) -> str:

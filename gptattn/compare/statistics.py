@@ -137,19 +137,6 @@ def stein_seeds(deviation: float, half_width: float, first: int, comparisons: in
     return max(first, math.ceil((critical_t(first, comparisons) * deviation / half_width) ** 2))
 
 
-def correlation_interval(correlation: float, n: int) -> Interval:
-    """Return the 95% interval of a correlation over n >= 4 pairs of normal values.
-
-    Source: Fisher 1921, Metron 1, 3-32.
-    """
-    from scipy.special import ndtri
-
-    # The transform is infinite at 1.
-    z = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, correlation)))
-    half = float(ndtri(1 - ALPHA / 2)) / math.sqrt(n - 3)
-    return math.tanh(z - half), math.tanh(z + half)
-
-
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
     """Return the indices of the points on the Pareto front; lower is better in both.
 
@@ -195,8 +182,6 @@ class Difference:
     seeds_needed: int | None  # for 80% power at this mean; None: more than 1,000, or no spread
     first: int | None = None  # of the n, the first stage of `sweep.until`; None: no second stage
     asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
-    paired: float = 0.0  # standard deviation of the differences over all n
-    unpaired: float = 0.0  # what it would be if the two had used different seeds
 
     @property
     def shown(self) -> bool:
@@ -224,7 +209,6 @@ class Paired:
     values: NDArray[np.float64]  # [groups, n]
     first: int | None = None
     asked: float | None = None
-    unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
 
 
 def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = LOSS) -> Paired:
@@ -240,8 +224,7 @@ def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = LOSS) -> Paired:
     count = len(common & first)
     # A single seed of the first stage gives no deviation.
     asked = stage.half_width if stage else None
-    unpaired = math.sqrt(values.var(axis=1, ddof=1).sum()) if len(common) > 1 else 0.0
-    return Paired(values, count if 1 < count < len(common) else None, asked, unpaired)
+    return Paired(values, count if 1 < count < len(common) else None, asked)
 
 
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
@@ -300,6 +283,4 @@ def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Dif
         seeds_needed=seeds_needed(mean, spread, comparisons) if varied else None,
         first=first,
         asked=pair.asked,
-        paired=deviation(d) if varied else 0.0,
-        unpaired=pair.unpaired if varied else 0.0,
     )

@@ -11,7 +11,6 @@ from gptattn.compare.statistics import (
     RESOLUTION,
     SEEDS_CAP,
     Difference,
-    correlation_interval,
     stein_seeds,
 )
 from gptattn.machine.source_code import is_unchanged
@@ -20,7 +19,6 @@ from gptattn.runs.overrides import sweep_command
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
-FEWEST_FOR_PAIRING = 5  # seeds; fewer say nothing about a correlation over seeds
 # What a ladder's multiplier multiplies.
 NEEDS = {
     "compute": "compute",
@@ -272,27 +270,14 @@ def match_words(section: Section) -> list[str]:
 
 
 def seed_notes(section: Section) -> list[str]:
-    """Say why there are so many seeds, and what sharing them among variants was worth."""
+    """Say why there are so many seeds, where the first of them decided it."""
     differences = [row.difference for row in section.rows if row.difference]
-    lines = []
     stages = {d.first for d in differences if d.first}
-    if stages:
-        lines.append(
-            f"The spread over the first {min(stages)} seeds set how many more were run; intervals "
-            "and p of differences use the standard deviation of those alone (Stein 1945)."
-        )
-    paired = [d for d in differences if d.n >= FEWEST_FOR_PAIRING and d.unpaired]
-    if paired:
-        unpaired_variance = sum(d.unpaired**2 for d in paired)
-        correlation = sum(d.unpaired**2 - d.paired**2 for d in paired) / unpaired_variance
-        n = min(d.n for d in paired)
-        low, high = correlation_interval(correlation, n)
-        lines.append(
-            f"Sharing seeds made the variance of the differences {1 - correlation:.2f} of what "
-            f"runs at other seeds would have (95% interval {1 - high:.2f} to {1 - low:.2f}; "
-            f"n = {n})."
-        )
-    return lines
+    return [
+        f"The spread over the first {first} seeds set how many more were run; intervals and p of "
+        "differences use the standard deviation of those alone (Stein 1945)."
+        for first in sorted(stages)[:1]
+    ]
 
 
 def across_title(across: Across) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptattn.data.tokenizer import Ids, Tokenizer
 from gptattn.decode.sampling import Sampling
 from gptattn.model.gpt import GPT
 
@@ -76,3 +77,14 @@ def generate(
     `options` are those of `stream`.
     """
     return torch.cat([ids, *stream(model, ids, max_new_tokens, sampling, **options)], dim=1)
+
+
+def generate_text(
+    model: GPT, tokenizer: Tokenizer, prompt: Ids, tokens: int, sampling: Sampling, seed: int
+) -> str:
+    """Return the text of the prompt's ids and of `tokens` new ones."""
+    device = next(model.parameters()).device
+    ids = torch.from_numpy(prompt.astype("int64"))[None].to(device)
+    own = {"generator": torch.Generator(device).manual_seed(seed)}
+    found = generate(model, ids, tokens, sampling, vocab_size=tokenizer.vocab_size, **own)
+    return tokenizer.decode(found[0].cpu().numpy())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gptattn.data.tokenizer import Tokenizer, encode_prompt
-from gptattn.decode.generate import generate
+from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
@@ -48,17 +48,8 @@ class SavedRun:
 
         Raises DataError for a prompt with unknown characters, ConfigError for the temperature.
         """
-        device = next(self.model.parameters()).device  # the caller may have moved the model
-        ids = torch.from_numpy(encode_prompt(self.tokenizer, prompt).astype("int64"))[None]
-        found = generate(
-            self.model,
-            ids.to(device),
-            tokens,
-            Sampling(temperature),
-            vocab_size=self.tokenizer.vocab_size,
-            generator=torch.Generator(device).manual_seed(seed),
-        )
-        return self.tokenizer.decode(found[0].cpu().numpy())
+        ids, sampling = encode_prompt(self.tokenizer, prompt), Sampling(temperature)
+        return generate_text(self.model, self.tokenizer, ids, tokens, sampling, seed)
 
     @property
     def curves(self) -> "DataFrame":

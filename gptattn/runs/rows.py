@@ -3,77 +3,48 @@
 import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import BITS, LOSS, TRAIN_LOSS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-T = TypeVar("T")
 
+def read_rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield the rows in order.
 
-class Row(msgspec.Struct, gc=False):
-    """The values of a row that are plotted as curves; None for missing values."""
-
-    step: float | None = None
-    time: float | None = None  # seconds since 1970
-    train: float | None = msgspec.field(name=TRAIN_LOSS, default=None)
-    val: float | None = msgspec.field(name=LOSS, default=None)
-    bits: float | None = msgspec.field(name=BITS, default=None)
-    tokens: float | None = msgspec.field(name="progress/tokens", default=None)
-    seconds: float | None = msgspec.field(name="progress/seconds", default=None)
-    flops: float | None = msgspec.field(name="progress/flops", default=None)
-
-
-def read_rows(folder: RunFolder) -> Iterator[Row]:
-    """Yield the rows in order, with the values that are plotted.
-
-    Raises OSError, and ValueError at the first line that is no row.
+    A last line without a newline is either a complete row or a truncated one. Raises OSError, and
+    ValueError at the first line that is no row.
     """
-    yield from _read_rows(folder, Row)
+    with folder.rows_file.open("rb") as lines:
+        for count, line in enumerate(filter(bytes.strip, lines)):
+            try:
+                row = json.loads(line)
+                yield {**row, "step": float(row["step"])}
+            except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
+                raise ValueError(
+                    f"metrics.jsonl is damaged after {count:,} rows; those count"
+                ) from None
 
 
 def read_metrics(folder: RunFolder) -> "DataFrame":
     """Return a pandas DataFrame with one row per metric and step: `step`, `metric`, `value`.
 
     All numbers of metrics.jsonl in their order; of a step repeated after a resume, the last counts.
-    Raises OSError, and ValueError at the first line that is no row.
+    Raises as `read_rows`.
     """
     from pandas import DataFrame  # slow to import, and training does not need it
 
     long = [
         (int(row["step"]), metric, float(value))
-        for row in _read_rows(folder, dict[str, Any])
+        for row in read_rows(folder)
         for metric, value in row.items()
         if metric not in ("step", "time") and isinstance(value, int | float)
     ]
     table = DataFrame(long, columns=["step", "metric", "value"])
     return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True)
-
-
-def _read_rows(folder: RunFolder, kind: type[T]) -> Iterator[T]:
-    """Yield the rows as this kind.
-
-    A last line without a newline is either a complete row or a truncated one.
-    """
-    decoder = msgspec.json.Decoder(kind)
-    with folder.rows_file.open("rb") as lines:
-        for count, line in enumerate(filter(bytes.strip, lines)):
-            try:
-                try:
-                    row = decoder.decode(line)
-                except msgspec.DecodeError:  # of NaN, which Python's json writes and reads
-                    row = msgspec.convert(json.loads(line), kind)
-            except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
-                raise ValueError(
-                    f"metrics.jsonl is damaged after {count:,} rows; those count"
-                ) from None
-            yield row
 
 
 def keep_rows(folder: RunFolder, count: int, step: int) -> int:

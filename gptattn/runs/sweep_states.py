@@ -1,11 +1,11 @@
-"""The state of each run of a sweep, from its list of runs and their folders, for the report.
+"""What is open in a sweep: the runs that it has planned, from its list of them and their folders.
 
 It needs no torch. `sweep/plan.py` decides which runs are done.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from gptattn.machine.disk import write_atomically
@@ -14,16 +14,6 @@ from gptattn.runs.folder import LOCK, RunFolder
 
 PLANNED = "sweep.json"
 SWEEP_LOCK = ".sweep.lock"
-
-
-@dataclass(frozen=True)
-class SweepStates:
-    """The runs of one sweep."""
-
-    folder: Path
-    going: bool  # whether a process is running the sweep
-    states: dict[str, str]  # run folder's name -> submitted, running, done or failed
-    reasons: dict[str, str]  # of those that failed
 
 
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
@@ -42,24 +32,22 @@ def read_planned(folder: Path) -> list[str]:
         return []
 
 
-def is_sweep(folder: Path) -> bool:
-    """Whether a sweep has been run, or has begun, in this folder."""
-    return (folder / PLANNED).is_file() or (folder / SWEEP_LOCK).is_file()
-
-
-def sweep_states(folder: Path) -> SweepStates:
-    """Return the state of every run that sweeps in the folder have planned."""
+def describe_open(folder: Path) -> str | None:
+    """Return `5 of 9 runs are done; 2 running, 1 failed, 1 planned`; None if all are done."""
     going = is_locked(folder / SWEEP_LOCK)  # first: what a sweep makes last must not be missed
-    states: dict[str, str] = {}
-    reasons: dict[str, str] = {}
-    for name in read_planned(folder):
-        run = RunFolder(folder / name)
-        if run.done:
-            states[name] = "done"
-        elif (failure := run.read_failure()) is not None:
-            states[name], reasons[name] = "failed", str(failure.get("error", ""))
-        elif is_locked(run.path / LOCK):
-            states[name] = "running"
-        else:
-            states[name] = "submitted"
-    return SweepStates(folder, going, states, reasons)
+    states = Counter(_state(RunFolder(folder / name), going) for name in read_planned(folder))
+    if states["done"] == states.total():
+        return None
+    others = [f"{states[one]} {one}" for one in ("running", "failed", "planned", "stopped")]
+    others = [words for words in others if not words.startswith("0 ")]
+    return f"{states['done']} of {states.total()} runs are done; {', '.join(others)}"
+
+
+def _state(run: RunFolder, going: bool) -> str:
+    if run.done:
+        return "done"
+    if run.read_failure() is not None:
+        return "failed"
+    if is_locked(run.path / LOCK):
+        return "running"
+    return "planned" if going else "stopped"

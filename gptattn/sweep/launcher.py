@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hydra.core.singleton import Singleton
@@ -26,7 +27,7 @@ from rich.text import Text
 from gptattn.machine.console import format_duration, make_console
 from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
-from gptattn.sweep.progress import Pace, describe_end
+from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
@@ -36,7 +37,6 @@ GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 @dataclass
 class _Job:
-    overrides: Sequence[str]
     folder: Path
     process: Any  # multiprocessing's, of the forkserver context
     alive: Connection  # the process ends when this end closes, by our death too
@@ -61,7 +61,8 @@ def launch_processes(
     processes.set_forkserver_preload(LIBRARIES)
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
-    runs, ended, pace = len(jobs), 0, Pace()
+    runs, ended = len(jobs), 0
+    took: list[float] = []  # of each run that is done
     start = spoke = time.monotonic()
     console = make_console()
     try:
@@ -76,12 +77,13 @@ def launch_processes(
                 _note_failure(job)
                 ended, seconds = ended + 1, time.monotonic() - job.start
                 if RunFolder(job.folder).done:
-                    pace.add(job.overrides, seconds)
+                    took.append(seconds)
                 now = time.monotonic()
-                ages = [(one.overrides, now - one.start) for one in active]
-                left = pace.left([own for _, own in waiting], ages, slots)
                 line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}"
-                if left is not None and ended < runs:
+                if took and ended < runs:
+                    each = fmean(took)
+                    begun = sum(max(0.0, each - (now - one.start)) for one in active)
+                    left = (len(waiting) * each + begun) / slots
                     line += f"; about {format_duration(left)} left"
                 # Text keeps rich from reading a name or a reason as markup.
                 console.print(Text(line))
@@ -113,7 +115,7 @@ def _start(
     )
     process.start()
     theirs.close()
-    return _Job(overrides, folder, process, ours, time.monotonic())
+    return _Job(folder, process, ours, time.monotonic())
 
 
 def _run_in_process(

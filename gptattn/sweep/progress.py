@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from rich import box
 from rich.console import Console
@@ -17,45 +16,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.sweep.plan import Found
 
 STALE_NAMES = 3  # run names in one line
-OF_ONE_RUN = ("seed=", "run_dir=", "resume=")  # overrides that tell runs of a variant apart
-
-
-class Pace:
-    """How long runs of each variant took in this sweep, and so how long the rest will take."""
-
-    def __init__(self) -> None:
-        self.took: dict[tuple[str, ...], list[float]] = {}
-
-    def add(self, overrides: Sequence[str], seconds: float) -> None:
-        """Note a finished run; one that was resumed was not measured as a whole."""
-        if not any(one.startswith("resume=") for one in overrides):
-            self.took.setdefault(_name_variant(overrides), []).append(seconds)
-
-    def left(
-        self,
-        waiting: Sequence[Sequence[str]],
-        active: Sequence[tuple[Sequence[str], float]],
-        slots: int,
-    ) -> float | None:
-        """Return the seconds until all runs are done, `slots` at a time; None if none is measured.
-
-        `active`: overrides of a running one, and the seconds since its start. A variant that has
-        not been measured is expected to take as long as the mean of those that have.
-        """
-        if not self.took:
-            return None
-        means = {variant: fmean(seconds) for variant, seconds in self.took.items()}
-        usual = fmean(means.values())
-        ends = [max(0.0, means.get(_name_variant(run), usual) - age) for run, age in active]
-        ends += [0.0] * (slots - len(ends))
-        for run in waiting:  # each starts where the first of the others ends
-            first = ends.index(min(ends))
-            ends[first] += means.get(_name_variant(run), usual)
-        return max(ends)
-
-
-def _name_variant(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(one for one in overrides if not one.startswith(OF_ONE_RUN))
 
 
 def print_plan(console: Console, home: Path, runs: int, over: int, found: Found) -> None:

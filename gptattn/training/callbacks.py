@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
-from gptattn.decode.generate import generate
+from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize
 from gptattn.runs.metrics import MEMORY, MFU, SPEED, STEP_MS, TRAIN_LOSS
@@ -247,17 +247,10 @@ class Samples(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self.cfg.tokens == 0:
             return
-        ids = torch.from_numpy(self.prompt.astype("int64")).unsqueeze(0).to(pl_module.device)
-        generator = torch.Generator(device=ids.device).manual_seed(self.seed)
-        out = generate(
-            pl_module.model,
-            ids,
-            self.cfg.tokens,
-            Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k),
-            vocab_size=self.tokenizer.vocab_size,
-            generator=generator,
+        sampling = Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k)
+        self.text = generate_text(
+            pl_module.model, self.tokenizer, self.prompt, self.cfg.tokens, sampling, self.seed
         )
-        self.text = self.tokenizer.decode(out[0].cpu().numpy())
         self.board.log_text("sample/text", self.text, trainer.global_step)
         self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 

@@ -1,9 +1,7 @@
-"""Checks and speeds on one GPU.
+"""Checks and speeds on one GPU; `bench.py decode` measures tokens there too.
 
 check   what must hold before the figures mean anything
 train   steps of GPT-2 small, beside transformers' model
-loop    whole runs of train.py, their clock against CUDA's events
-decode  tokens one by one
 
 Exit code 1: a check failed, or a cell raised. `--device cpu --tiny` shows that everything runs.
 """
@@ -18,14 +16,12 @@ import torch
 
 from measuring.gpu_checks import check_cells
 from measuring.gpu_lab import Cell, Lab
-from measuring.gpu_speeds import decode_cells, loop_cells, train_cells
+from measuring.gpu_train import train_cells
 from measuring.rounds import option_parser
 
 PARTS: dict[str, Callable[[], dict[str, Callable[[Lab], Cell]]]] = {
     "check": check_cells,
     "train": train_cells,
-    "loop": loop_cells,
-    "decode": decode_cells,
 }
 
 
@@ -46,8 +42,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     cells: dict[str, Cell] = {}
     for name, cell in PARTS[args.part]().items():
         cells[name] = run_cell(cell, lab)
-        shown = ", ".join(f"{key} {round_value(value)}" for key, value in cells[name].items())
-        print(f"{args.part}: {name}: {shown}", flush=True)
+        print(f"{args.part}: {name}: {cells[name]}", flush=True)
     return cells, int(any(cell.get("ok") is False for cell in cells.values()))
 
 
@@ -63,12 +58,3 @@ def run_cell(cell: Callable[[Lab], Cell], lab: Lab) -> Cell:
         torch.cuda.set_sync_debug_mode("default")  # a cell that raised may have left it
         torch.cuda.empty_cache()
     return found
-
-
-def round_value(value: Any) -> str:
-    """Return a number with three digits or more, a truth as yes or NO, else the value itself."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    return str(value)

@@ -1,6 +1,5 @@
 """What the GPU's cells share: the device, sizes, models, a clock, and plain training loops."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gptattn.machine.device import matmul_flops_per_second, synchronize
+from gptattn.machine.device import matmul_flops_per_second
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
+from measuring.rounds import timed
 
 Cell = dict[str, Any]  # plain values, for JSON; a check's `ok` says whether it holds
 Step = Callable[[Tensor, Tensor], None]  # of ids and targets [rows, tokens]
@@ -67,26 +67,19 @@ class Lab:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def seconds(self, work: Callable[[], object], warm_up: int = 3, calls: int = 10) -> float:
-        """Return the median seconds of a call after `warm_up` further ones."""
-        if self.tiny:
-            warm_up, calls = min(warm_up, 1), min(calls, 2)
+        """Return the median seconds of a call after `warm_up` further ones; on a CPU, of two."""
+        if not self.on_gpu:
+            return timed(work, min(warm_up, 1), 2)
         for _ in range(warm_up):
             work()
-        synchronize(self.device)
-        if self.on_gpu:
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
-            marks[0].record()
-            for mark in marks[1:]:
-                work()
-                mark.record()
-            synchronize(self.device)
-            return median(first.elapsed_time(last) for first, last in pairwise(marks)) / 1e3
-        times = []
-        for _ in range(calls):
-            start = time.perf_counter()
+        torch.cuda.synchronize(self.device)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
             work()
-            times.append(time.perf_counter() - start)
-        return median(times)
+            mark.record()
+        torch.cuda.synchronize(self.device)
+        return median(first.elapsed_time(last) for first, last in pairwise(marks)) / 1e3
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
         """Return the most memory that a call adds to what is allocated; 0 on a CPU."""

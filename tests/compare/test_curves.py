@@ -20,11 +20,9 @@ def test_a_record_is_read_as_it_was_written(run: Path) -> None:
     found, damage = read_curves(run)
     expected = [row for row in curve_rows(2.0) if "train/loss" in row]
     assert damage is None
-    assert found.start == 1000.0
     assert found.train.loss.tolist() == [row["train/loss"] for row in expected]
     assert found.train.flops.tolist() == [row["progress/flops"] for row in expected]
     assert found.val.step.tolist() == [20, 40, 60, 80, 100]
-    assert found.val.bits.tolist() == pytest.approx([2.0 / 0.7] * 5)
 
 
 @pytest.mark.parametrize(

@@ -123,21 +123,20 @@ def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:
         read_runs([tmp_path])
 
 
-def test_open_runs_of_a_sweep_are_counted_by_variant(tmp_path: Path) -> None:
+def test_open_runs_of_a_sweep_are_counted(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     names = ["mha_s1_000001", "mha_s2_000002", "gqa_s1_000003", "mqa_s1_000004", "mqa_s2_000005"]
     for seed, name in enumerate(names[:2], start=1):
         write_run(sweep / name, "mha", seed, 2.0)
     write_planned(sweep, names[:2])
     assert describe_open_sweeps([sweep]) == []
-    failed = sweep / names[2]
-    failed.mkdir()
-    RunFolder(failed).write_failure(5, "loss is NaN")
+    (sweep / names[2]).mkdir()
+    RunFolder(sweep / names[2]).write_failure(5, "loss is NaN")
     write_planned(sweep, names)
-    reason = "gqa_s1_000003 failed: loss is NaN"
-    stopped = "2 never ended, as the sweep was stopped (mqa 2)"
-    expected = f"{sweep}: 2 of 5 runs are done; {stopped}; 1 failed (gqa 1)"
-    assert describe_open_sweeps([tmp_path]) == [expected, reason]
+    assert describe_open_sweeps([tmp_path]) == [
+        f"{sweep}: 2 of 5 runs are done; 1 failed, 2 stopped"
+    ]
     with hold_lock(sweep / SWEEP_LOCK, "sweep", "busy"):
-        expected = f"{sweep}: 2 of 5 runs are done; 2 planned (mqa 2); 1 failed (gqa 1)"
-        assert describe_open_sweeps([sweep]) == [expected, reason]
+        assert describe_open_sweeps([sweep]) == [
+            f"{sweep}: 2 of 5 runs are done; 1 failed, 2 planned"
+        ]

@@ -249,16 +249,6 @@ def test_a_speed_that_may_be_chance_is_not_mentioned() -> None:
     assert "tokens/s" not in section_words(found)[0]
 
 
-def test_what_shared_seeds_were_worth_is_said_from_five_on() -> None:
-    # Losses of equal variance and a correlation of 5 / 10. Fisher's transform of its interval:
-    # 0.5493 -+ 1.9600 / root 2, back at -0.684 and 0.959.
-    assert seed_notes(section({"mha": BASE, "gqa": [2.09, 2.08, 2.12, 2.11, 2.10]})) == [
-        "Sharing seeds made the variance of the differences 0.50 of what runs at other seeds would "
-        "have (95% interval 0.04 to 1.68; n = 5)."
-    ]
-    assert seed_notes(section({"mha": BASE[:4], "gqa": [2.09, 2.08, 2.12, 2.11]})) == []
-
-
 def test_numbers_in_words() -> None:
     assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
     p_values = {

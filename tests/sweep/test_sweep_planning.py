@@ -22,7 +22,6 @@ from gptattn.settings.values import build_dataclass
 from gptattn.sweep.design import TYPICAL_DEVIATION, describe_design
 from gptattn.sweep.jobs import count_parameters, list_sizes, split_overrides
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.progress import Pace
 from gptattn.sweep.stages import share_machine
 from gptattn.sweep.tuning import describe_rates, read_tune
 from gptattn.sweep.until import Until
@@ -34,23 +33,6 @@ def cfg(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 # What is asked for
-
-
-def test_the_time_left_comes_from_how_long_each_variant_took_in_this_sweep():
-    pace = Pace()
-    mha, gqa, mla = (
-        [f"attn={name}", "seed=1", f"run_dir={name}"] for name in ("mha", "gqa", "mla")
-    )
-    assert pace.left([mha], [], 2) is None
-    pace.add([*mha, "resume=a"], 1.0)  # only its end was measured
-    assert pace.left([mha], [], 2) is None
-    for overrides, seconds in ((mha, 90.0), (["attn=mha", "seed=2"], 110.0), (gqa, 20.0)):
-        pace.add(overrides, seconds)
-    # mha takes 100 s, gqa 20 s, and mla, which is not known yet, the mean of the two: 60 s.
-    assert pace.left([mha, mla, gqa], [], 1) == 180
-    # One ends in 30 s, then gqa runs until 50 s; the other ends in 100 s.
-    assert pace.left([gqa], [(mha, 70.0), (mha, 0.0)], 2) == 100
-    assert pace.left([], [(gqa, 25.0)], 2) == 0
 
 
 def test_a_variants_overrides_part_at_spaces_before_a_name():

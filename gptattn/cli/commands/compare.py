@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.machine.console import StdoutConsole
-from gptattn.machine.disk import disk_errors
 from gptattn.machine.ending import run_command
 
 if TYPE_CHECKING:
@@ -87,21 +86,20 @@ def _report(args: argparse.Namespace) -> None:
         _print(comparison)
         return
 
-    from gptattn.compare.curves import read_all_curves, write_board
+    from gptattn.compare.curves import claim_board, read_all_curves, write_board
 
     first = args.folders[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = args.out or beside / "comparison"
     claim_folder(out)
     if args.board is not None:
-        claim_folder(args.board, option="--board")
+        claim_board(args.board)
     curves, damage = read_all_curves(comparison.runs)
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     _print(comparison)
     print(f"page: {write_report(comparison, curves, out, still_open)}")
     if args.board is not None:
-        with disk_errors(args.board, "--board"):
-            write_board(comparison, curves, args.board)
+        write_board(comparison, curves, args.board)
         print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
 
 
