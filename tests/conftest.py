@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import resource
 import signal
 import sys
@@ -38,10 +39,20 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 20, 50)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _fast() -> Iterator[None]:
+    """Runs do not wait for the disk, which no test's power cut empties, nor measure their machine
+    each time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(gptattn.training.run, "matmul_flops_per_second", rate_once)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _seed() -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", rate_once)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from building import acts_in_heads, build_attention, fits, menu, position_spec, refused, takes
+from building import acts_in_heads, build_attention, fits, menu, read_file, refused, takes
 from contract import assert_same, draw, outputs_and_gradients
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -42,7 +42,7 @@ def combinations(take: st.DrawFn) -> tuple[str, dict[str, Any]]:
     size = take(st.sampled_from([4, 8] if name else [3, 4, 5]))
     position = None
     if name is not None:
-        spec = position_spec(name)
+        spec = read_file("position", name)
         if "fraction" in spec:
             spec["fraction"] = take(st.sampled_from([1.0, 0.5]))
             spec["stretch"] = take(st.sampled_from([1.0, 1.5]))
