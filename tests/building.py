@@ -190,7 +190,10 @@ def refused(part: str) -> Collection[str]:
 
 def fits(mechanism: str, part: str) -> bool:
     """Whether the mechanism takes this part: not each has keys and values that one can change."""
-    attention, target = build_attention(mechanism), find_target(f"part.{part}", read_file("part", part), [])
+    attention, target = (
+        build_attention(mechanism),
+        find_target(f"part.{part}", read_file("part", part), []),
+    )
     assert isinstance(target, type)
     assert issubclass(target, Part)
     return isinstance(attention, SoftmaxAttention) and attention.takes(target)

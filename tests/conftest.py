@@ -4,6 +4,7 @@ import gc
 import importlib
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -114,14 +115,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The fingerprint of an undisturbed run of a variant with the settings of interrupted.SIX."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run of a variant with the settings of interrupted.SIX. Not to be changed."""
+    return cache(lambda variant: train(tmp_path_factory.mktemp(variant), *SIX, f"attn={variant}"))
 
-    @cache
-    def of(variant: str) -> str:
-        return fingerprint(train(tmp_path_factory.mktemp(variant), *SIX, f"attn={variant}"))
 
-    return of
+@pytest.fixture
+def whole(undisturbed: Callable[[str], Path]) -> Callable[[str], str]:
+    """The fingerprint of an undisturbed run of a variant."""
+    return lambda variant: fingerprint(undisturbed(variant))
+
+
+@pytest.fixture
+def finished(undisturbed: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the undisturbed run of mha, in `run`."""
+    return Path(shutil.copytree(undisturbed("mha"), tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

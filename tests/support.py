@@ -100,7 +100,9 @@ def command(folder: Path, *arguments: str) -> int:
     """Run `gptattn-train ARGUMENTS` in `folder`, in this process; return its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     with process_state(), contextlib.chdir(folder):
-        sys.argv = ["gptattn-train", *arguments]
+        # A mode that is named spares Hydra from composing twice.
+        mode = [] if any(a.startswith("-") for a in arguments) else ["--run"]
+        sys.argv = ["gptattn-train", *mode, *arguments]
         with pytest.raises(SystemExit) as end:
             main()
     assert isinstance(end.value.code, int)

@@ -4,7 +4,7 @@ import pytest
 from building import settings as cached_settings
 from hydra import compose, initialize_config_dir
 from interrupted import SIX, content
-from support import command, series, summary, tiny, train
+from support import TEXT, command, series, summary, tiny, train
 
 from gptattn.errors import CheckpointError
 from gptattn.machine import source_code
@@ -20,10 +20,7 @@ FIXED = "is fixed once a run has begun; leave it out, or start a new run"
 REFUSED = {
     "seed=2": f"seed: {FIXED}",
     "model=nano": f"model: {FIXED}",
-    "data=pydocs": f"data: {FIXED}",
     "trainer.threads=2": f"trainer.threads: {FIXED}",
-    "validation.fraction=0.2": f"validation.fraction: {FIXED}",
-    "launcher=processes": f"launcher: {FIXED}",
     "attn.num_kv_heads=2": f"attn.num_kv_heads: {FIXED}",
     "sed=2": "sed: is not a setting; did you mean seed?",
     "sample={tokens:1}": "sample: a resumed run accepts only name=value",
@@ -76,8 +73,8 @@ def test_another_text_in_its_place_is_refused(stopped, capfd):
     assert capfd.readouterr().err.startswith("error: data: the text has changed since the run")
 
 
-def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(tmp_path, capfd):
-    run = train(tmp_path, *SIX)
+def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished, tmp_path, capfd):
+    run = finished
     before = content(run)
     assert command(tmp_path, "resume=run") == 0
     assert (
@@ -85,7 +82,7 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(tmp_path,
     )
     assert content(run) == before
     # The text may have moved: only its content counts.
-    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    (tmp_path / "moved.txt").write_text(TEXT, encoding="utf-8")
     moved = f"data.path={tmp_path / 'moved.txt'}"
     assert command(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0
     assert summary(run)["steps"] == 8

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupted import SIX, crash, once
+from interrupted import crash, once
 from reporting import only_section
 from runfolders import TOKENS, write_rows, write_run
-from support import command, summary, train
+from support import command, summary
 
 from gptattn.compare.curves import average_rows, choose_curves, read_all_curves
 from gptattn.compare.table import load_comparison
@@ -105,9 +105,9 @@ def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path)
 
 
 def test_a_run_records_its_metrics_at_the_end_of_each_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(tmp_path, *SIX)
+    run = finished
     first = summary(run)
     longer = ("budget.steps=8", "validation.count=1")
     with monkeypatch.context() as patch:

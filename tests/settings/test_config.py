@@ -5,7 +5,6 @@ tests/attention/test_recipes.py builds the recipes.
 
 import json
 from itertools import zip_longest
-from pathlib import Path
 
 import numpy as np
 import pytest

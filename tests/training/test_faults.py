@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
-from interrupted import SIX, begun, content, crash, fingerprint, once, steps_kept
-from support import command, rows, run_folders, tiny, train
+from interrupted import begun, content, crash, fingerprint, once, steps_kept
+from support import command, rows, run_folders, tiny
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
@@ -43,8 +43,8 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
     assert not list(run.rglob("*.part"))
 
 
-def test_with_no_good_checkpoint_a_run_does_not_go_on(tmp_path, capfd):
-    run = train(tmp_path, *SIX)
+def test_with_no_good_checkpoint_a_run_does_not_go_on(finished, tmp_path, capfd):
+    run = finished
     for path in RunFolder(run).known_checkpoints():
         path.write_bytes(path.read_bytes()[:100])
     before = content(run)

@@ -118,7 +118,7 @@ def test_the_flops_of_a_foreign_module_are_counted_by_hand():
 
 def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path):
     given = replace(foreign("PeeksOneAhead", *tiny(tmp_path)), checks=True)
-    with process_state(), pytest.raises(ConfigError, match="^attn: PeeksOneAhead is not causal"):
+    with process_state(), pytest.raises(ConfigError, match=r"^attn: PeeksOneAhead is not causal"):
         train(given, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with process_state():
