@@ -16,21 +16,15 @@ import pytest
 import torch
 from building import menu
 from interrupted import SIX, begun, fingerprint, once, sent
-from support import Call, command, train
+from support import Call, start, train
 
 import gptattn.training.run
 
-measure = gptattn.training.run.matmul_flops_per_second
-RATES: dict[torch.dtype, float] = {}
 
-
-def rate_once(device: torch.device, dtype: torch.dtype) -> float:
-    """The machine's rate, measured once in a process: it takes a quarter of a tiny run's time."""
-    if dtype in RATES:
-        torch.randn(1024, 1024, dtype=dtype)  # a measurement's draws, which come before the run's
-    else:
-        RATES[dtype] = measure(device, dtype)
-    return RATES[dtype]
+def rate(_: torch.device, dtype: torch.dtype) -> float:
+    """A rate of this machine that nobody measured, which would take most of a tiny run's time."""
+    torch.randn(1024, 1024, dtype=dtype)  # a measurement's draws, which come before the run's
+    return 1e11
 
 
 def pytest_collection_finish() -> None:
@@ -42,12 +36,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _fast() -> Iterator[None]:
-    """Runs do not wait for the disk, which no test's power cut empties, nor measure their machine
-    each time.
-    """
+    """Runs do not wait for the disk, as no test cuts the power, and do not measure the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(gptattn.training.run, "matmul_flops_per_second", rate_once)
+        patch.setattr(gptattn.training.run, "matmul_flops_per_second", rate)
         yield
 
 
@@ -138,5 +130,5 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         once(patch, "training_step", 2, sent(signal.SIGTERM))
-        assert command(folder, *begun(folder)) == 143
+        assert start(folder, *begun(folder)) == 143
     return folder

@@ -6,7 +6,7 @@ from typing import Unpack
 import pytest
 import torch
 from interrupted import SIX, begun, crash, fingerprint, once, sent, steps_kept
-from support import command, series, summary, train
+from support import series, start, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gptattn.attention import MultiHeadAttention
@@ -72,7 +72,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(how, tmp_path, monkeypatch):
     assert series(run, "train/loss")[-1][0] == 3
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "time": 0.0, "train/loss": 9.9}\n{"step": 3, "ti')
-    assert command(tmp_path, "resume=run", ALLOWED) == 0
+    assert start(tmp_path, "resume=run", ALLOWED) == 0
     assert fingerprint(run) == fingerprint(whole)
     assert summary(run)["steps"] == 6
     assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
@@ -100,14 +100,14 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     run = tmp_path / "run"
     taken = step + (method == "training_step")
     once(monkeypatch, method, step, sent(number))
-    assert command(tmp_path, *begun(tmp_path, "attn=gqa")) == 128 + number
+    assert start(tmp_path, *begun(tmp_path, "attn=gqa")) == 128 + number
     err = capfd.readouterr().err
     assert err.startswith({signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number])
     assert f"run holds step {taken}; to resume: python train.py resume=run" in err
     assert "Traceback" not in err
     assert steps_kept(run)[0] == f"step={taken}.safetensors"
     assert not (run / "summary.json").exists()
-    assert command(tmp_path, "resume=run") == 0
+    assert start(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole("gqa")
 
 
@@ -119,13 +119,13 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_a
         signal.raise_signal(signal.SIGINT)
 
     once(monkeypatch, "training_step", 1, twice)
-    assert command(tmp_path, *begun(tmp_path)) == 130
+    assert start(tmp_path, *begun(tmp_path)) == 130
     assert "Ctrl-C again stops it now" in capfd.readouterr().err
     assert not (tmp_path / "run" / "checkpoints").exists()
     once(monkeypatch, "training_step", 3, twice)
-    assert command(tmp_path, "resume=run") == 130
+    assert start(tmp_path, "resume=run") == 130
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
-    assert command(tmp_path, "resume=run") == 0
+    assert start(tmp_path, "resume=run") == 0
     assert fingerprint(tmp_path / "run") == whole("mha")
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_died_before_its_summary_gets_one(whole, finished, tmp_path):
     run = finished
     before = summary(run)["metrics"]
     (run / "summary.json").unlink()
-    assert command(tmp_path, "resume=run") == 0
+    assert start(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole("mha")
     after = summary(run)["metrics"]
     assert all(after[name] == before[name] for name in ("val/loss", "train/loss"))
@@ -142,9 +142,9 @@ def test_a_run_that_died_before_its_summary_gets_one(whole, finished, tmp_path):
 def test_a_budget_in_seconds_goes_on_counting(tmp_path, monkeypatch):
     seconds = ("budget.steps=null", "budget.seconds=0.5", "log_every=1")
     once(monkeypatch, "training_step", 1, sent(signal.SIGTERM))
-    assert command(tmp_path, *begun(tmp_path, *seconds)) == 143
+    assert start(tmp_path, *begun(tmp_path, *seconds)) == 143
     before = dict(series(tmp_path / "run", "progress/seconds"))[2]
-    assert command(tmp_path, "resume=run") == 0
+    assert start(tmp_path, "resume=run") == 0
     after = [value for _, value in series(tmp_path / "run", "progress/seconds")]
     assert after == sorted(after)
     assert before < 0.5 <= after[-1]
