@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -56,6 +57,10 @@ PLAIN = re.compile(
     r"(seed|batch_size|accumulate|loss_chunk_tokens|log_every|log_heads|checkpoint|cache_dir|"
     r"experiment_name|shared_init)=)"
 )
+LAYER = ("attn", "position", "part")  # the groups whose files no other file refers to
+OF_LAYER = re.compile(r"(attn|position|part)(\.[\w.]+)?=")
+# What reads these files itself.
+NOT_PLAIN = ("pattern=", "recipe=", "experiment=", "match=", "hydra.", "+", "~")
 PARSER = OverridesParser.create()
 
 # What the contract is tested on. The parts are tested on one mechanism with shared keys and values;
@@ -83,11 +88,9 @@ def chosen(variant: str) -> list[str]:
 @lru_cache
 def _compose(*overrides: str) -> TrainConfig:
     """The settings of these overrides, not checked."""
-    probed = any(f"attn={name}" in overrides for name in PROBES)
-    given = [*overrides, *(WITH_PROBES if probed and WITH_PROBES[0] not in overrides else ())]
     is_within = GlobalHydra.instance().is_initialized()  # a sweep's launcher composes, too
     with nullcontext() if is_within else initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("train", given, return_hydra_config=True)
+        cfg = compose("train", [*overrides], return_hydra_config=True)
         return from_hydra(cfg, cfg.hydra)
 
 
@@ -95,23 +98,41 @@ def _compose(*overrides: str) -> TrainConfig:
 def settings(*overrides: str) -> TrainConfig:
     """The settings of these overrides. Do not modify them: the cached object is shared.
 
-    Hydra takes a tenth of a second to compose choices. Each combination is composed once; plain
-    values are put in afterwards.
+    Hydra takes a fifth of a second to compose. It composes what is left without plain values and
+    the files of one layer; these are put in afterwards.
     """
-    choices = [o for o in overrides if not PLAIN.match(o)]
-    if any(o.startswith("attn=") for o in choices) and "attn=mha" not in choices:
-        # Each attention and each position is read once.
-        apart = [o for o in choices if o.startswith("position=")]
-        one = _compose(*(o for o in choices if o not in apart))
-        other = _compose(*(o for o in choices if not o.startswith("attn=")))
-        names = one.choices | {"position": other.choices["position"]}
-        cfg = replace(one, position=other.position, choices=names)
-    else:
-        cfg = _compose(*choices)
-    for override in PARSER.parse_overrides([o for o in overrides if PLAIN.match(o)]):
-        cfg = _put(cfg, override.key_or_group.split("."), override.value())
+    typed = PARSER.parse_overrides([o for o in overrides if PLAIN.match(o) or OF_LAYER.match(o)])
+    if any(o.startswith(NOT_PLAIN) for o in overrides):
+        typed = [one for one in typed if PLAIN.match(str(one.input_line))]
+    put = {str(one.input_line) for one in typed}
+    cfg = _compose(*(o for o in overrides if o not in put))
+    for one in sorted(typed, key=lambda one: "." in one.key_or_group):  # first the files
+        key, value = one.key_or_group, one.value()
+        cfg = _choose(cfg, key, value) if key in LAYER else _put(cfg, key.split("."), value)
     check(cfg)
     return cfg
+
+
+def _choose(cfg: TrainConfig, group: str, names: Any) -> TrainConfig:
+    """These settings with a file of `attn` or `position`, or with files of `part`."""
+    if group == "part":
+        listed = [names] if isinstance(names, str) else names
+        return replace(cfg, part={name: read_file("part", name) for name in listed})
+    spec, choices = read_file(group, names), cfg.choices | {group: names}
+    allowed = cfg.allow_targets + ["probes"] * (names in PROBES)
+    return replace(cfg, **{group: spec}, choices=choices, allow_targets=allowed)
+
+
+@cache
+def _read_file(group: str, name: str) -> dict[str, Any]:
+    file = Path(group, f"{name}.yaml")
+    found = OmegaConf.load(CONF / file if (CONF / file).exists() else PROBE_CONFIGS / file)
+    return OmegaConf.to_container(found)  # type: ignore[return-value]
+
+
+def read_file(group: str, name: str) -> dict[str, Any]:
+    """What a file in `conf/attn`, `conf/part` or `conf/position` says, or one of the probes."""
+    return dict(_read_file(group, name))
 
 
 def _put(node: Any, path: Sequence[str], value: Any) -> Any:
@@ -146,7 +167,7 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
         (spec if name in spec or name not in shared else shared)[name] = value
     attention = construct("attn", spec, shared, cfg.allow_targets)
     if parts := parts_of(variant):
-        add_parts(attention, {name: part_spec(name) for name in parts}, layer=0)
+        add_parts(attention, {name: read_file("part", name) for name in parts}, layer=0)
         disturb(attention, std=0.3)
     return attention
 
@@ -160,31 +181,24 @@ def takes(variant: str, argument: str) -> bool:
 
 def acts_in_heads(position: str) -> bool:
     """Whether this choice of `position` acts in the attention, and not on the embeddings."""
-    spec = position_spec(position)
+    spec = read_file("position", position)
     return bool(spec) and issubclass(find_target("position", spec, []), HeadPosition)
-
-
-def position_spec(position: str) -> dict[str, Any]:
-    """What the YAML of a choice of `position` says."""
-    return dict(settings(f"position={position}", *SMALL).position)
 
 
 def refused(part: str) -> Collection[str]:
     """The names of parts and positions that this part refuses beside it."""
-    return find_target(f"part.{part}", part_spec(part), []).refuses.keys()
+    return find_target(f"part.{part}", read_file("part", part), []).refuses.keys()
 
 
 def fits(mechanism: str, part: str) -> bool:
     """Whether the mechanism takes this part: not each has keys and values that one can change."""
-    attention, target = build_attention(mechanism), find_target(f"part.{part}", part_spec(part), [])
+    attention, target = (
+        build_attention(mechanism),
+        find_target(f"part.{part}", read_file("part", part), []),
+    )
     assert isinstance(target, type)
     assert issubclass(target, Part)
     return isinstance(attention, SoftmaxAttention) and attention.takes(target)
-
-
-def part_spec(part: str) -> dict[str, Any]:
-    """What the YAML of a part says."""
-    return dict(settings(f"part={part}", *SMALL).part[part])
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:

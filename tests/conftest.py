@@ -2,7 +2,9 @@
 
 import gc
 import importlib
+import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -14,21 +16,15 @@ import pytest
 import torch
 from building import menu
 from interrupted import SIX, begun, fingerprint, once, sent
-from support import Call, command, train
+from support import Call, start, train
 
 import gptattn.training.run
 
-measure = gptattn.training.run.matmul_flops_per_second
-RATES: dict[torch.dtype, float] = {}
 
-
-def rate_once(device: torch.device, dtype: torch.dtype) -> float:
-    """The machine's rate, measured once in a process: it takes a quarter of a tiny run's time."""
-    if dtype in RATES:
-        torch.randn(1024, 1024, dtype=dtype)  # a measurement's draws, which come before the run's
-    else:
-        RATES[dtype] = measure(device, dtype)
-    return RATES[dtype]
+def rate(_: torch.device, dtype: torch.dtype) -> float:
+    """A rate of this machine that nobody measured, which would take most of a tiny run's time."""
+    torch.randn(1024, 1024, dtype=dtype)  # a measurement's draws, which come before the run's
+    return 1e11
 
 
 def pytest_collection_finish() -> None:
@@ -38,10 +34,18 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 20, 50)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _fast() -> Iterator[None]:
+    """Runs do not wait for the disk, as no test cuts the power, and do not measure the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(gptattn.training.run, "matmul_flops_per_second", rate)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _seed() -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", rate_once)
 
 
 @pytest.fixture
@@ -103,14 +107,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The fingerprint of an undisturbed run of a variant with the settings of interrupted.SIX."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run of a variant with the settings of interrupted.SIX. Not to be changed."""
+    return cache(lambda variant: train(tmp_path_factory.mktemp(variant), *SIX, f"attn={variant}"))
 
-    @cache
-    def of(variant: str) -> str:
-        return fingerprint(train(tmp_path_factory.mktemp(variant), *SIX, f"attn={variant}"))
 
-    return of
+@pytest.fixture
+def whole(undisturbed: Callable[[str], Path]) -> Callable[[str], str]:
+    """The fingerprint of an undisturbed run of a variant."""
+    return lambda variant: fingerprint(undisturbed(variant))
+
+
+@pytest.fixture
+def finished(undisturbed: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of the undisturbed run of mha, in `run`."""
+    return Path(shutil.copytree(undisturbed("mha"), tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
@@ -119,5 +130,5 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         once(patch, "training_step", 2, sent(signal.SIGTERM))
-        assert command(folder, *begun(folder)) == 143
+        assert start(folder, *begun(folder)) == 143
     return folder

@@ -4,13 +4,15 @@ import re
 
 import pytest
 import variants_page
+from building import settings
 
 CHOICES = list(variants_page.choices())
 TEXT = variants_page.PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.key)
-def test_the_page_has_each_choice_with_the_counts_of_today(choice) -> None:
+def test_the_page_has_each_choice_with_the_counts_of_today(choice, monkeypatch) -> None:
+    monkeypatch.setattr("measuring.menu.settings", lambda overrides: settings(*overrides))
     assert f"\n{variants_page.row(choice)}" in TEXT
     section = TEXT.partition(f"\n### {choice.name}\n")[2].partition("\n#")[0]
     assert choice.definition in section

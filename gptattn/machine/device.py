@@ -49,19 +49,23 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     if gpu:
         reset_peak_memory(device)
     a = torch.randn(n, n, device=device, dtype=dtype)
-    times: list[float] = []
-    begun = time.perf_counter()
-    # The first product warms up. An idle GPU raises its clock within some tenths of a second.
-    while len(times) < 6 or (gpu and time.perf_counter() - begun < 0.5):
+
+    def multiply() -> float:
         start = time.perf_counter()
         torch.mm(a, a)
         synchronize(device)
-        times.append(time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    begun, warm_up = time.perf_counter(), multiply()
+    # A CPU that lacks bfloat16 takes seconds for each product.
+    times = [multiply() for _ in range(5 if gpu or warm_up < 0.5 else 1)]
+    while gpu and time.perf_counter() - begun < 0.5:  # an idle one raises its clock meanwhile
+        times.append(multiply())
     if gpu:
         del a
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return 2 * n**3 / min(times[1:])
+    return 2 * n**3 / min(times)
 
 
 def synchronize(device: torch.device) -> None:

@@ -22,9 +22,9 @@ def ours(layer: int = 0, kv_heads: int | None = None, **settings) -> Differentia
 
 
 @BACKENDS
-@pytest.mark.parametrize(("layer", "kv_heads"), [(0, H), (3, 2)])
-def test_differential_attention_is_diffllamas(layer, kv_heads, backend, monkeypatch):
+def test_differential_attention_of_grouped_heads_is_diffllamas(backend, monkeypatch):
     widen(monkeypatch, modeling_diffllama)
+    layer, kv_heads = 3, 2
     sizes = SIZES | {"num_key_value_heads": kv_heads, "rms_norm_eps": EPS}
     config = DiffLlamaConfig(**sizes, rope_parameters=rope())
     theirs = modeling_diffllama.DiffLlamaAttention(config, layer_idx=layer).double()

@@ -1,4 +1,4 @@
-"""Latent attention to chosen keys against transformers' DeepseekV32, and the indexer's own loss."""
+"""Latent attention to chosen keys, and its indexer's loss; test_recipes.py has it as released."""
 
 import math
 from typing import Any
@@ -6,25 +6,9 @@ from typing import Any
 import pytest
 import torch
 from building import Allocations, build_gpt
-from hugging import (
-    BACKENDS,
-    SIZES,
-    B,
-    D,
-    E,
-    H,
-    Pair,
-    T,
-    assert_agreement,
-    keep_float64,
-    mask,
-    pairs_of_indexer,
-    rope,
-)
+from hugging import B, D, E, H, T
 from support import series, summary, train
 from torch import Tensor
-from transformers import DeepseekV32Config
-from transformers.models.deepseek_v32 import modeling_deepseek_v32
 
 from gptattn.attention import Shared
 from gptattn.attention.rule import attention_weights
@@ -66,49 +50,6 @@ def own_loss(layer: DeepSeekSparseAttention, x: Tensor, positions: Any = None) -
 
 def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-@BACKENDS
-@pytest.mark.parametrize("topk", [1, 3, T])
-def test_it_is_deepseeks_in_outputs_and_gradients(topk, backend):
-    heads = {"qk_nope_head_dim": D, "qk_rope_head_dim": P, "v_head_dim": D, "head_dim": P}
-    ranks = {"kv_lora_rank": C, "q_lora_rank": QUERY, "num_key_value_heads": H}
-    index = {"index_n_heads": INDEX, "index_head_dim": J, "index_topk": topk}
-    with keep_float64():
-        config = DeepseekV32Config(**(SIZES | heads | ranks | index), rope_parameters=rope())
-        theirs = modeling_deepseek_v32.DeepseekV32Attention(config, layer_idx=0)
-        turning = modeling_deepseek_v32.DeepseekV32RotaryEmbedding(config)
-    mine = ours(topk, backend=backend)
-    up = theirs.kv_b_proj.weight
-    pairs = [
-        *pairs_of_indexer(mine, theirs.indexer),
-        Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
-        Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
-        Pair(mine.W_query.weight, theirs.q_b_proj.weight),
-        Pair(mine.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
-        Pair(mine.latent_norm.weight, theirs.kv_a_layernorm.weight),
-        Pair(mine.W_key.weight, up, lambda w: w.view(H, 2, D, C)[:, 0]),
-        Pair(mine.W_value.weight, up, lambda w: w.view(H, 2, D, C)[:, 1]),
-        Pair(mine.out_proj.weight, theirs.o_proj.weight),
-    ]
-
-    def call(x: Tensor) -> Tensor:
-        with keep_float64():
-            at = turning(x, torch.arange(T)[None])
-            return theirs(x, at, attention_mask=mask(config))[0]
-
-    assert_agreement(mine, call, pairs, atol=1e-11)
-
-
-def test_a_layer_reads_token_by_token_what_it_reads_at_once():
-    mine, x = ours().eval(), draw(B, T, E)
-    for chunks in ([1] * T, [5, 1, 3, 2]):
-        cache, y = mine.new_cache(B, T), []
-        with torch.no_grad():
-            for part in x.split(chunks, dim=1):
-                y.append(mine(part, cache))
-                cache.advance(part.shape[1])
-        torch.testing.assert_close(torch.cat(y, dim=1), mine(x).detach(), **SAME)
 
 
 def test_of_equal_scores_the_newest_are_chosen_in_any_order_of_the_keys():

@@ -1,4 +1,4 @@
-"""Gated DeltaNet against transformers: the whole layer, its state, what it refuses."""
+"""Gated DeltaNet: its state, costs, start and refusals; test_recipes.py has it as released."""
 
 from typing import Any
 
@@ -6,11 +6,8 @@ import pytest
 import torch
 from building import build_attention, build_gpt, disturb, through_cache
 from contract import assert_same, decode, draw
-from hugging import Pair, assert_agreement, widen
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3NextConfig
-from transformers.models.qwen3_next import modeling_qwen3_next
 
 from gptattn.attention.recurrence import chunked_delta
 from gptattn.attention.variants.gated_deltanet import GatedDeltaNet
@@ -33,45 +30,6 @@ def layer(**settings: Any) -> GatedDeltaNet:
     made = GatedDeltaNet(**(sizes | settings))
     disturb(made, std=0.3)
     return made.double()
-
-
-def test_the_layer_is_qwen3_nexts(monkeypatch):
-    widen(monkeypatch, modeling_qwen3_next)
-    mine = layer(expand_k=0.5, expand_v=1.5, out_bias=False, norm_eps=1e-3)
-    assert mine.conv.weight_C1K is not None
-    key, value = mine.key_size, mine.value_size
-    config = Qwen3NextConfig(
-        hidden_size=E,
-        linear_num_key_heads=H,
-        linear_num_value_heads=H,
-        linear_key_head_dim=key,
-        linear_value_head_dim=value,
-        linear_conv_kernel_dim=4,
-        rms_norm_eps=1e-3,
-        num_hidden_layers=1,
-        layer_types=["linear_attention"],
-    )
-    theirs = modeling_qwen3_next.Qwen3NextGatedDeltaNet(config, layer_idx=0).double()
-
-    def rows(start: int, size: int):
-        """Theirs keeps the rows of a head's queries, keys, values and gate together."""
-        return lambda weight: weight.unflatten(0, (H, -1))[:, start : start + size]
-
-    together, small = theirs.in_proj_qkvz.weight, theirs.in_proj_ba.weight
-    pairs = [
-        Pair(mine.W_query.weight, together, rows(0, key)),
-        Pair(mine.W_key.weight, together, rows(key, key)),
-        Pair(mine.W_value.weight, together, rows(2 * key, value)),
-        Pair(mine.W_gate.weight, together, rows(2 * key + value, value)),
-        Pair(mine.W_beta.weight, small, rows(0, 1)),
-        Pair(mine.W_decay.weight, small, rows(1, 1)),
-        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
-        Pair(mine.a_log_H, theirs.A_log),
-        Pair(mine.decay_bias_H, theirs.dt_bias),
-        Pair(mine.gain_V, theirs.norm.weight),
-        Pair(mine.out_proj.weight, theirs.out_proj.weight),
-    ]
-    assert_agreement(mine, theirs, pairs)
 
 
 @pytest.mark.parametrize(("conv_size", "chunk"), [(None, 64), (1, 1), (2, 3), (7, 4)])

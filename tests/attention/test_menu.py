@@ -69,6 +69,7 @@ def test_defaults_that_are_ranks_fit_every_model(model, name):
 VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
 
 
+@pytest.mark.slow
 # Dynamo's own.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

@@ -1,68 +1,20 @@
-"""Latent attention against transformers' DeepseekV3, by hand, and in both of its forms."""
+"""Latent attention by hand, and in both of its forms; test_recipes.py has it as released."""
 
 from typing import Any
 
 import pytest
 import torch
 from building import build_gpt
-from hugging import BACKENDS, SIZES, D, E, H, Pair, T, assert_agreement, calling, rope, widen
-from transformers import DeepseekV3Config
-from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import count_parameters
-from gptattn.position import HeadPosition, RotaryPosition
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 
-C, P, QUERY = 23, 6, 17  # ranks of the latents, and the numbers that rotate
-
-
-def ours(position: HeadPosition | None = None, **changes: Any) -> MultiHeadLatentAttention:
-    """A layer at the sizes of the oracles, in float64."""
-    own = {"kv_rank": C, "query_rank": QUERY, "out_bias": False} | changes
-    return MultiHeadLatentAttention(E, E, T, H, position=position, **own).double()
-
-
-def pairs_with(mine: MultiHeadLatentAttention, theirs: Any) -> list[Pair]:
-    """Their keys and values come from one layer, head by head D rows of each."""
-    up = theirs.kv_b_proj.weight
-    pairs = [
-        Pair(mine.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
-        Pair(mine.latent_norm.weight, theirs.kv_a_layernorm.weight),
-        Pair(mine.W_key.weight, up, lambda w: w.view(H, 2, D, C)[:, 0]),
-        Pair(mine.W_value.weight, up, lambda w: w.view(H, 2, D, C)[:, 1]),
-        Pair(mine.out_proj.weight, theirs.o_proj.weight),
-    ]
-    if mine.query_rank is None:
-        return [*pairs, Pair(mine.W_query.weight, theirs.q_proj.weight)]
-    return [
-        *pairs,
-        Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
-        Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
-        Pair(mine.W_query.weight, theirs.q_b_proj.weight),
-    ]
-
-
-@BACKENDS
-@pytest.mark.parametrize("query_rank", [None, QUERY])
-def test_latent_attention_is_deepseeks(query_rank, backend, monkeypatch):
-    widen(monkeypatch, modeling_deepseek_v3)
-    heads = {"qk_nope_head_dim": D, "qk_rope_head_dim": P, "v_head_dim": D}
-    ranks = {"kv_lora_rank": C, "q_lora_rank": query_rank, "num_key_value_heads": H}
-    config = DeepseekV3Config(
-        **(SIZES | heads | ranks | {"head_dim": P}), rope_parameters=rope(), rope_interleave=False
-    )
-    theirs = modeling_deepseek_v3.DeepseekV3Attention(config, layer_idx=0).double()
-    turning = modeling_deepseek_v3.DeepseekV3RotaryEmbedding(config)
-    mine = ours(RotaryPosition(T, D), rope_dim=P, query_rank=query_rank, backend=backend)
-    call = calling(theirs, turning, config)
-    assert_agreement(mine, call, pairs_with(mine, theirs))
-
 
 def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
-    mine = ours()
+    mine = MultiHeadLatentAttention(60, 60, 11, 6)
     mine.head_dim, mine.kv_rank = 64, 256
     # Per head: t C D + t s C over the latents, s C D + t s D with keys: level near t = 85.
     assert mine.absorbs(80, 8192)

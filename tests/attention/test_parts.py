@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import build_attention, build_gpt, menu, part_spec, refused
+from building import build_attention, build_gpt, menu, read_file, refused
 from contract import assert_same
 
 from gptattn.attention import TokenCache
@@ -23,7 +23,7 @@ CACHE = {"forget": H * 4}  # bytes per token: a float32 for each head
 
 def gqa(part: str = "", **settings) -> SoftmaxAttention:
     attention = build_attention("gqa")
-    add_parts(attention, {part: part_spec(part) | settings} if part else {}, layer=0)
+    add_parts(attention, {part: read_file("part", part) | settings} if part else {}, layer=0)
     assert isinstance(attention, SoftmaxAttention)
     return attention
 

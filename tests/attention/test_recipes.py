@@ -43,6 +43,20 @@ from gptattn.settings.config import CONF
 D = 8  # half and a quarter of it are even
 E = H * D
 LOCAL, FULL = "sliding_attention", "full_attention"
+KV, WINDOW = "num_key_value_heads", {"sliding_window": 8}
+LINEAR_LAYERS = "linear_attention"
+LATENT = {KV: H, "kv_lora_rank": 8, "qk_nope_head_dim": D, "qk_rope_head_dim": 4, "v_head_dim": D}
+DEEPSEEK = LATENT | {"head_dim": 4, "q_lora_rank": 8}
+
+
+def turned(theta: float, **more: float) -> dict[str, Any]:
+    return {"rope_parameters": rope(theta, **more)}
+
+
+def by_kind(local: float, full: float) -> dict[str, Any]:
+    return {"rope_parameters": {LOCAL: rope(local), FULL: rope(full)}}
+
+
 # Recipe -> transformers' module, the name that its classes begin with, and the settings of the
 # release at these sizes: 6 heads, 11 tokens, so that a window has 8.
 RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -51,170 +65,70 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPT2",
         {"n_embd": E, "n_head": H, "n_positions": T, "attn_pdrop": 0.0, "resid_pdrop": 0.0},
     ),
-    "llama3": ("llama", "Llama", {"num_key_value_heads": 2, "rope_parameters": rope(5e5)}),
-    "mistral": (
-        "mistral",
-        "Mistral",
-        {"num_key_value_heads": 2, "sliding_window": 8, "rope_parameters": rope(1e4)},
-    ),
-    "qwen3": ("qwen3", "Qwen3", {"num_key_value_heads": 2, "rope_parameters": rope(1e6)}),
-    "olmo3": (
-        "olmo3",
-        "Olmo3",
-        {
-            "num_key_value_heads": H,
-            "sliding_window": 8,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {LOCAL: rope(5e5), FULL: rope(5e5)},
-        },
-    ),
+    "llama3": ("llama", "Llama", {KV: 2} | turned(5e5)),
+    "mistral": ("mistral", "Mistral", {KV: 2} | WINDOW | turned(1e4)),
+    "qwen3": ("qwen3", "Qwen3", {KV: 2} | turned(1e6)),
+    "olmo3": ("olmo3", "Olmo3", {KV: H, "rms_norm_eps": 1e-6} | WINDOW | by_kind(5e5, 5e5)),
     "glm4": (
         "glm4",
         "Glm4",
-        {
-            "num_key_value_heads": 2,
-            "attention_bias": True,
-            "rope_parameters": rope(1e4, partial_rotary_factor=0.5),
-        },
+        {KV: 2, "attention_bias": True} | turned(1e4, partial_rotary_factor=0.5),
     ),
     "gemma2": (
         "gemma2",
         "Gemma2",
-        {
-            "num_key_value_heads": 3,
-            "sliding_window": 8,
-            "query_pre_attn_scalar": D,
-            "attn_logit_softcapping": 50.0,
-            "rope_parameters": rope(1e4),
-        },
+        {KV: 3, "query_pre_attn_scalar": D, "attn_logit_softcapping": 50.0} | WINDOW | turned(1e4),
     ),
     "gemma3": (
         "gemma3",
         "Gemma3Text",
-        {
-            "num_key_value_heads": 3,
-            "sliding_window": 8,
-            "query_pre_attn_scalar": D,
-            "rope_parameters": {LOCAL: rope(1e4), FULL: rope(1e6)},
-        },
+        {KV: 3, "query_pre_attn_scalar": D} | WINDOW | by_kind(1e4, 1e6),
     ),
-    "gpt_oss": (
-        "gpt_oss",
-        "GptOss",
-        {"num_key_value_heads": 2, "sliding_window": 8, "rope_parameters": rope(1.5e5)},
-    ),
-    "smollm3": ("smollm3", "SmolLM3", {"num_key_value_heads": 2, "rope_parameters": rope(5e6)}),
+    "gpt_oss": ("gpt_oss", "GptOss", {KV: 2} | WINDOW | turned(1.5e5)),
+    "smollm3": ("smollm3", "SmolLM3", {KV: 2} | turned(5e6)),
     "exaone4": (
         "exaone4",
         "Exaone4",
-        {
-            "num_key_value_heads": 2,
-            "sliding_window": 8,
-            "sliding_window_pattern": 4,
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": rope(1e6),
-        },
+        {KV: 2, "sliding_window_pattern": 4, "rms_norm_eps": 1e-5} | WINDOW | turned(1e6),
     ),
-    "deepseek_v3": (
-        "deepseek_v3",
-        "DeepseekV3",
-        {
-            "num_key_value_heads": H,
-            "head_dim": 4,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_nope_head_dim": D,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": D,
-            "rope_parameters": rope(1e4),
-        },
-    ),
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3", DEEPSEEK | turned(1e4)),
     "deepseek_v32": (
         "deepseek_v32",
         "DeepseekV32",
-        {
-            "num_key_value_heads": H,
-            "head_dim": 4,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_nope_head_dim": D,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": D,
-            "index_n_heads": 24,
-            "index_head_dim": D,
-            "index_topk": 8,
-            "rope_parameters": rope(1e4),
-        },
+        DEEPSEEK | {"index_n_heads": 24, "index_head_dim": D, "index_topk": 8} | turned(1e4),
     ),
     "llama4": (
         "llama4",
         "Llama4Text",
-        {
-            "num_key_value_heads": 2,
-            "attention_chunk_size": 8,
-            "floor_scale": 8,
-            "rope_parameters": rope(5e5),
-        },
+        {KV: 2, "attention_chunk_size": 8, "floor_scale": 8} | turned(5e5),
     ),
-    "diffllama": (
-        "diffllama",
-        "DiffLlama",
-        {"num_key_value_heads": H, "rms_norm_eps": EPS, "rope_parameters": rope(1e4)},
-    ),
+    "diffllama": ("diffllama", "DiffLlama", {KV: H, "rms_norm_eps": EPS} | turned(1e4)),
     "kimi_linear": (
         "kimi_linear",
         "KimiLinear",
-        {
-            "layer_types": ["linear_attention"] * 3 + [FULL],
-            "num_key_value_heads": H,
-            "linear_head_dim": D,
-            "linear_num_heads": H,
-            "kv_lora_rank": 8,
-            "q_lora_rank": None,
-            "qk_nope_head_dim": D,
-            "qk_rope_head_dim": 4,
-            "v_head_dim": D,
-        },
+        LATENT
+        | {"layer_types": [LINEAR_LAYERS] * 3 + [FULL], "q_lora_rank": None}
+        | {"linear_head_dim": D, "linear_num_heads": H},
     ),
     "minimax": (
         "minimax",
         "MiniMax",
-        {
-            "layer_types": ["linear_attention"] * 7 + [FULL],
-            "num_key_value_heads": 2,
-            "block_size": 8,
-            "rope_parameters": rope(1e7),
-        },
+        {KV: 2, "layer_types": [LINEAR_LAYERS] * 7 + [FULL], "block_size": 8} | turned(1e7),
     ),
-    "mamba2": (
-        "mamba2",
-        "Mamba2",
-        {"num_heads": 2 * H, "state_size": 128, "n_groups": 1},
-    ),
+    "mamba2": ("mamba2", "Mamba2", {"num_heads": 2 * H, "state_size": 128, "n_groups": 1}),
     "granite4": (
         "granitemoehybrid",
         "GraniteMoeHybrid",
-        {
-            "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 4,
-            "num_key_value_heads": 2,
-            "attention_multiplier": 1 / D,
-            "mamba_n_heads": 2 * H,
-            "mamba_d_head": D,
-            "mamba_d_state": 16,
-            "rms_norm_eps": 1e-5,
-        },
+        {KV: 2, "layer_types": ["mamba"] * 5 + ["attention"] + ["mamba"] * 4}
+        | {"attention_multiplier": 1 / D, "rms_norm_eps": 1e-5}
+        | {"mamba_n_heads": 2 * H, "mamba_d_head": D, "mamba_d_state": 16},
     ),
     "qwen3_next": (
         "qwen3_next",
         "Qwen3Next",
-        {
-            "num_key_value_heads": 2,
-            "linear_num_key_heads": H,
-            "linear_num_value_heads": 2 * H,
-            "linear_key_head_dim": D,
-            "linear_value_head_dim": D,
-            "rope_parameters": rope(1e7, partial_rotary_factor=0.25),
-        },
+        {KV: 2, "linear_num_key_heads": H, "linear_num_value_heads": 2 * H}
+        | {"linear_key_head_dim": D, "linear_value_head_dim": D}
+        | turned(1e7, partial_rotary_factor=0.25),
     ),
 }
 RELEASES["qwen3_5"] = ("qwen3_5", "Qwen3_5Text", RELEASES["qwen3_next"][2])
@@ -368,7 +282,7 @@ def release(
         at, modules, calls = torch.arange(T)[None], [], []
         for i, kind in enumerate(kinds):
             given: dict[str, Any] = {"attention_mask": None}
-            if kind in ("linear_attention", "mamba"):
+            if kind in (LINEAR_LAYERS, "mamba"):
                 module = next(one for one in linear if one)(config, layer_idx=i)
                 if recipe == "minimax":
                     given["position_embeddings"] = None

@@ -95,11 +95,19 @@ RULES = {
 }
 
 
+# All at once in every place, and each alone in two.
+CASES = [
+    (rule, places)
+    for rule in RULES
+    for places in PLACES
+    if rule == "all" or places in ("after others", "padded")
+]
+
+
 @BACKENDS
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(("rule", "places"), CASES)
 def test_attend_does_what_plain_loops_do_in_outputs_and_gradients(rule, places, backend):
-    q_pos, k_pos = places
+    rule, (q_pos, k_pos) = RULES[rule], PLACES[places]
     T, S = len(rows(q_pos)[0]), len(rows(k_pos)[0])
     q, k, v = draw(B, H, T, D), draw(B, G, S, D), draw(B, G, S, D + 2)
     inputs = [x.requires_grad_() for x in (q, k, v)]
@@ -236,7 +244,7 @@ KINDS = {
 def test_with_a_window_training_allocates_the_same_for_each_token_of_any_context(kind):
     kind, per_token = dict(kind), []
     dropout = kind.pop("dropout", 0.0)
-    for T in (1024, 4096):
+    for T in (512, 2048):
         q, k, v = (torch.randn(2, heads, T, 32, requires_grad=True) for heads in (6, 2, 2))
         rule = Rule(0.6, window=37, **kind)
         if kind:

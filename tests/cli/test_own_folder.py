@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from support import command, config, run_folders, tiny
+from sweeping import Launcher, sweep
 
 from gptattn.cli.commands import check, generate
 from gptattn.compare.finished_runs import read_runs
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, SweepError
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.load import load_run
 from gptattn.settings.construct import ForeignTarget
@@ -83,12 +84,15 @@ RAISES = SHIFTS.replace("x + self.share * before", "x @ self.share")
 
 
 def test_a_sweep_refuses_the_broken_variant_alone_and_trains_the_others(tmp_path, capfd):
-    here = write_own(tmp_path / "here", "own_broken", BROKEN)
-    assert command(here, "-m", *tiny(tmp_path, "attn=mha,own_broken", "seed=1,2")) == 2
+    here, launcher = write_own(tmp_path / "here", "own_broken", BROKEN), Launcher(lambda cfg: 2.0)
+    with pytest.raises(
+        SweepError, match=r"^sweep: own_broken was refused: attn: Shift is"
+    ) as error:
+        sweep(here, launcher, "attn=mha,own_broken", "seed=1,2")
+    assert error.value.exit_code == 2
     err = capfd.readouterr().err
     assert err.startswith("refused: own_broken: attn: Shift is not causal: output 0 changes with")
-    assert err.splitlines()[-1].startswith("error: sweep: own_broken was refused: attn: Shift is")
-    assert len(run_folders(here)) == 2
+    assert launcher.launched == [("mha", 1), ("mha", 2)]
 
 
 def test_an_error_in_the_user_s_file_is_theirs_with_line_and_shapes(tmp_path, capfd):

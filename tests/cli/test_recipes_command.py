@@ -35,8 +35,6 @@ def test_a_size_is_in_bytes_or_has_a_unit() -> None:
     [
         (["cache_bytes=much"], "cache_bytes: 'much' is not a size; give 1000000, 1MB or 1MiB"),
         (["context=64"], "cache_bytes: is missing; give cache_bytes="),
-        (["cache_bytes=1MB", "context=0"], "context: 0 is out of range; give 1 or more"),
-        (["cache_bytes=1MB", "model=huge"], "model: 'huge' is unknown; one of "),
         (["cache_bytes=1MB", "model.d_modl=8"], "model.d_modl: is not a setting; did you mean "),
     ],
 )

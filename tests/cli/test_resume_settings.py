@@ -4,7 +4,7 @@ import pytest
 from building import settings as cached_settings
 from hydra import compose, initialize_config_dir
 from interrupted import SIX, content
-from support import command, series, summary, tiny, train
+from support import TEXT, series, start, summary, tiny, train
 
 from gptattn.errors import CheckpointError
 from gptattn.machine import source_code
@@ -20,10 +20,7 @@ FIXED = "is fixed once a run has begun; leave it out, or start a new run"
 REFUSED = {
     "seed=2": f"seed: {FIXED}",
     "model=nano": f"model: {FIXED}",
-    "data=pydocs": f"data: {FIXED}",
     "trainer.threads=2": f"trainer.threads: {FIXED}",
-    "validation.fraction=0.2": f"validation.fraction: {FIXED}",
-    "launcher=processes": f"launcher: {FIXED}",
     "attn.num_kv_heads=2": f"attn.num_kv_heads: {FIXED}",
     "sed=2": "sed: is not a setting; did you mean seed?",
     "sample={tokens:1}": "sample: a resumed run accepts only name=value",
@@ -59,7 +56,7 @@ def test_the_settings_of_the_first_command_may_stand_beside_resume(tmp_path):
 
 def test_fewer_steps_than_are_taken_are_refused(stopped, capfd):
     before = content(stopped / "run")
-    assert command(stopped, "resume=run", "budget.steps=2") == 2
+    assert start(stopped, "resume=run", "budget.steps=2") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: budget: is 2 steps, but 3 are already taken")
     assert content(stopped / "run") == before
@@ -70,24 +67,24 @@ def test_another_text_in_its_place_is_refused(stopped, capfd):
     original = text.read_text(encoding="utf-8")
     text.write_text(original.replace("Line 003", "Line 300"), encoding="utf-8")
     try:
-        assert command(stopped, "resume=run") == 2
+        assert start(stopped, "resume=run") == 2
     finally:
         text.write_text(original, encoding="utf-8")
     assert capfd.readouterr().err.startswith("error: data: the text has changed since the run")
 
 
-def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(tmp_path, capfd):
-    run = train(tmp_path, *SIX)
+def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished, tmp_path, capfd):
+    run = finished
     before = content(run)
-    assert command(tmp_path, "resume=run") == 0
+    assert start(tmp_path, "resume=run") == 0
     assert (
         "already finished after 6 steps; give a larger budget to continue" in capfd.readouterr().out
     )
     assert content(run) == before
     # The text may have moved: only its content counts.
-    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    (tmp_path / "moved.txt").write_text(TEXT, encoding="utf-8")
     moved = f"data.path={tmp_path / 'moved.txt'}"
-    assert command(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0
+    assert start(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0
     assert summary(run)["steps"] == 8
     assert [step for step, _ in series(run, "train/loss")] == [1, 2, 3, 4, 6, 8]
     assert [step for step, _ in series(run, "val/loss")] == [2, 4, 6, 8]
@@ -126,14 +123,14 @@ def test_a_run_with_a_package_of_the_users_own_goes_on_and_is_of_two_codes_if_th
     assert "my_attention" in before.code
     more = [f"resume='{run}'", "budget.steps=8"]
     for allowed in ([], ["allow_targets=[os]"]):
-        assert command(tmp_path / "elsewhere", *more, *allowed) == 2
+        assert start(tmp_path / "elsewhere", *more, *allowed) == 2
         line = capfd.readouterr().err.splitlines()[-1]
         assert line.startswith("error: resume: ")
         assert "my_attention.Mine is outside of gptattn" in line
         assert "add allow_targets=[my_attention]" in line
     file.write_text(OWN.replace("factor = 1.0", "factor = 0.5"))
     source_code.read_source.cache_clear()  # as in a new process
-    assert command(tmp_path, *more) == 0  # beside the file it needs no leave
+    assert start(tmp_path, *more) == 0  # beside the file it needs no leave
     assert "the code has changed since the run began (my_attention)" in capfd.readouterr().err
     assert summary(run)["steps"] == 8
     mixed = RunFolder(run).read_provenance()

@@ -1,7 +1,5 @@
 """A new user's path: convert, generate from both; and the errors for mistakes on it."""
 
-import contextlib
-import os
 import re
 from pathlib import Path
 
@@ -116,10 +114,3 @@ def test_a_mistake_in_convert_is_one_line_and_writes_nothing(arguments, said, mh
     (line,) = err.splitlines()
     assert (code, line[: len(said)]) == (2, said)
     assert not out.exists()
-
-
-def test_a_reader_that_leaves_early_is_no_error(mha, call):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
-        assert call("generate", f"run={mha}", "prompt=Line", "tokens=9")[::2] == (141, "")

@@ -61,14 +61,6 @@ def test_rows_with_nan_leave_a_gap_and_no_more(run: Path) -> None:
     assert len(found.val) == 4
 
 
-def test_of_repeated_steps_the_last_count(run: Path) -> None:
-    write_rows(run, curve_rows(3.0) + curve_rows(2.0)[7:])
-    found, _ = read_curves(run)
-    assert (np.diff(found.train.step) > 0).all()
-    assert found.train.loss.iloc[-1] == curve_rows(2.0)[-3]["train/loss"]
-    assert found.train.loss.iloc[0] == curve_rows(3.0)[1]["train/loss"]
-
-
 def test_a_long_record_is_resampled(run: Path) -> None:
     rows = curve_rows(2.0, steps=8000, validations=800)
     write_rows(run, rows)

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupted import SIX, crash, once
+from interrupted import crash, once
 from reporting import only_section
 from runfolders import TOKENS, write_rows, write_run
-from support import command, summary, train
+from support import start, summary
 
 from gptattn.compare.curves import average_rows, choose_curves, read_all_curves
 from gptattn.compare.table import load_comparison
@@ -80,19 +80,6 @@ def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_of_one_variant_that_were_extended_alike_are_compared_at_both_ends(
-    tmp_path: Path,
-) -> None:
-    for name, losses in (("Rope", {1000: 2.0, 2000: 1.5}), ("Learned", {1000: 2.1, 2000: 1.7})):
-        write_extended(tmp_path / name, "mha", 1, losses, position={"_target_": name})
-    found = load_comparison(tmp_path)
-    assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
-        ("1,000 steps", [2.1, 2.0]),
-        ("1,000 steps, then 2,000 steps", [1.7, 1.5]),
-    ]
-    assert all(line.endswith("is compared with runs extended alike") for line in found.warnings)
-
-
 def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path) -> None:
     write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
     found = load_comparison(tmp_path)
@@ -105,16 +92,16 @@ def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path)
 
 
 def test_a_run_records_its_metrics_at_the_end_of_each_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(tmp_path, *SIX)
+    run = finished
     first = summary(run)
     longer = ("budget.steps=8", "validation.count=1")
     with monkeypatch.context() as patch:
         # The run dies during its extension, when the summary of its first budget is gone.
         once(patch, "training_step", 7, crash)
-        assert command(tmp_path, "resume=run", *longer) == 1
-    assert command(tmp_path, "resume=run", *longer) == 0
+        assert start(tmp_path, "resume=run", *longer) == 1
+    assert start(tmp_path, "resume=run", *longer) == 0
     ends = summary(run)["completed"]
     assert [(end["budget"]["steps"], end["step"]) for end in ends] == [(6, 6), (8, 8)]
     for name in ("val/loss", "val/bits_per_byte", "perf/tokens_per_s"):

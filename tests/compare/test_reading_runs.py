@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -84,33 +83,6 @@ def test_runs_without_a_result_are_named_and_skipped(tmp_path: Path, bad: Path) 
     only_the_good_one_is_read(tmp_path, bad, "converted weights that were not trained")
     (bad / "summary.json").mkdir()
     only_the_good_one_is_read(tmp_path, bad, "Is a directory")
-
-
-def test_a_folder_that_cannot_be_listed_is_named_and_skipped(
-    tmp_path: Path, bad: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scandir = os.scandir
-
-    def refusing(path: Any) -> Any:
-        if Path(path) == bad:
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    only_the_good_one_is_read(tmp_path, bad, "Permission denied")
-
-
-def test_a_run_is_read_once_whatever_links_and_hydras_copy_lie_beside_it(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "sweep" / "a", "mha", 1, 2.0)
-    (run / ".hydra").mkdir()
-    (run / ".hydra" / "config.yaml").write_text("{}")
-    (run / "loop").symlink_to(tmp_path)
-    (tmp_path / "other").symlink_to(tmp_path / "sweep")
-    (tmp_path / "itself").symlink_to(tmp_path / "itself")
-    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
-    runs, skipped = read_runs([tmp_path, tmp_path / "sweep", run])
-    assert len(runs) == 1
-    assert skipped == []
 
 
 def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:

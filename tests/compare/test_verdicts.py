@@ -359,8 +359,9 @@ def test_the_seeds_that_would_show_a_difference_come_with_their_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for attn, losses in (("mha", [2.00, 2.03, 2.01]), ("gqa", [2.02, 2.02, 2.04])):
+        cfg = settings([f"attn={attn}"])
         for seed, loss in enumerate(losses, start=1):
-            config = asdict(replace(settings([f"attn={attn}"]), seed=seed))
+            config = asdict(replace(cfg, seed=seed))
             place = Path("outputs", "scratch", f"{attn}_s{seed}")
             write_run(place, attn, seed, loss, config=config, identity={"code": code})
     found = only_section(Path("outputs"))

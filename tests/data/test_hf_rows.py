@@ -48,12 +48,6 @@ def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path: Pa
     assert set(read(other, "val", 0.1)) < set(val)
 
 
-def test_compressed_files_do_not_say_how_large_their_text_is(tmp_path: Path) -> None:
-    lines, parquet = (Rows(None, path=save(form, tmp_path)) for form in ("jsonl", "parquet"))
-    assert lines.size() == (tmp_path / "rows.jsonl").stat().st_size
-    assert parquet.size() == 0
-
-
 def test_a_separator_stands_between_rows_but_for_empty_ones(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "" if i % 3 else f"row {i}"}) for i in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))

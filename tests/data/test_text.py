@@ -119,13 +119,6 @@ def test_a_home_that_is_not_there_is_named_with_its_setting(
         read("~nosuchuser/x")
 
 
-def test_a_file_that_cannot_be_looked_at_is_named_with_its_setting(tmp_path: Path) -> None:
-    # Not by permissions: tests may run as root, who ignores them.
-    (tmp_path / "link").symlink_to("x" * 300)
-    with pytest.raises(DataError, match=r"^data\.path: .* cannot be read \(.*File name too long"):
-        TextFiles(str(tmp_path), pattern="*")
-
-
 def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

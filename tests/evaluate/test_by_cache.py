@@ -59,7 +59,7 @@ WITH_ENTRIES = [  # a token each; the others keep a state
 @pytest.mark.parametrize("variant", WITH_ENTRIES)
 def test_a_packed_cache_is_what_a_decoder_of_single_tokens_reads(variant):
     name = "int4"
-    model = model_of(f"attn={variant}")
+    model = model_of(f"attn={variant}").double()  # or rounding may change a code
     check_kind(model, parse_cache_kind(name), variant)
     found = measure_by_cache(model, TOKENS, parse_cache_kind(name))
     assert found.loss == pytest.approx(token_by_token(model, name), abs=2e-5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from support import check_job, command, tiny, train
+from support import check_job, start, tiny, train
 
 from gptattn.errors import CheckpointError, NumericError
 from gptattn.model.cost import count_parameters
@@ -23,7 +23,7 @@ LAYERS = ("pattern=[mqa,mqa,mha]", "model.num_layers=3")
 
 def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path):
     run = train(tmp_path, *LAYERS)
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
+    assert start(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
     loaded = load_run(run)
     assert loaded.source.name == "step=6.safetensors"
     sizes = [count_parameters(block.attention) for block in loaded.model.layers()]

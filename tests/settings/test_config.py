@@ -1,8 +1,10 @@
-"""Every file in conf/ composes and builds."""
+"""Every file in conf/ composes, and what it chooses can be built.
+
+tests/attention/test_recipes.py builds the recipes.
+"""
 
 import json
-import os
-from pathlib import Path
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -16,56 +18,48 @@ from gptattn.settings.build import build_data, build_model
 from gptattn.settings.compose import CONF, settings
 from gptattn.training.module import LanguageModel
 
-FILES = {
-    group.name: sorted(
-        file.relative_to(group).with_suffix("").as_posix() for file in group.rglob("*.yaml")
-    )
-    for group in CONF.iterdir()
-    if group.is_dir() and group.name != "hydra"
-}
-CHOICES = [(group, name) for group, names in FILES.items() for name in names]
+# Groups whose files set what those of no other group do, so that one model has a file of each.
+TOGETHER = ("attn", "block", "model", "optim", "trainer", "logger", "launcher", "data")
 
 
-def needs(group: str, name: str, folder: Path) -> list[str]:
-    """The overrides that this option needs in order to work."""
-    if (group, name) == ("data", "shakespeare"):
-        path = os.environ.get("GPTATTN_SHAKESPEARE")
-        if path is None:
-            pytest.skip("GPTATTN_SHAKESPEARE does not name the file")
-        return [f"data.path={path}"]
-    if f"{group}={name}" in (*OF_SHAKESPEARE, "data=text"):
-        (folder / "book.txt").write_text(TEXT)
-        return ["data=text", f"data.path={folder / 'book.txt'}"]
-    if (group, name) == ("data", "hf"):
-        rows = [json.dumps({"text": f"{i} {TEXT[:100]}"}) for i in range(99)]
-        (folder / "rows.jsonl").write_text("\n".join(rows))
-        return [f"data.path={folder / 'rows.jsonl'}", "validation.fraction=0.2"]
-    if (group, name) == ("data", "bin"):
-        (np.arange(2000, dtype="<u2") % 100).tofile(folder / "ids.bin")
-        return [f"data.path={folder / 'ids.bin'}"]
-    if (group, name) == ("data", "mixture"):
-        return ["data.sources={a:{data:pydocs,weight:1},b:{data:stdlib,weight:1}}"]
-    if (group, name) == ("launcher", "ray"):
-        pytest.importorskip("hydra_plugins.hydra_ray_launcher")
-    if (group, name) == ("tokenizer", "none"):
-        return ["data=copy"]
-    if (group, name) == ("tokenizer", "gpt2"):
-        return [f"tokenizer.path={bpe(folder / 'bpe')}"]
-    return []
+def files_of(group: str) -> list[str]:
+    root = CONF / group
+    return sorted(f.relative_to(root).with_suffix("").as_posix() for f in root.rglob("*.yaml"))
+
+
+ROUNDS = [*zip_longest(*map(files_of, TOGETHER))]
+OTHERS = [(group, name) for group in ("tokenizer", "experiment") for name in files_of(group)]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The overrides without which an option does not work."""
+    folder = tmp_path_factory.mktemp("data")
+    book, rows, ids = folder / "book.txt", folder / "rows.jsonl", folder / "ids.bin"
+    book.write_text(TEXT)
+    rows.write_text("\n".join(json.dumps({"text": f"{i} {TEXT[:100]}"}) for i in range(99)))
+    (np.arange(2000, dtype="<u2") % 100).tofile(ids)
+    text = ["data=text", f"data.path={book}"]
+    return {
+        "data=text": text[1:],
+        "data=hf": [f"data.path={rows}", "validation.fraction=0.2"],
+        "data=bin": [f"data.path={ids}"],
+        "data=mixture": ["data.sources={a:{data:pydocs,weight:1},b:{data:stdlib,weight:1}}"],
+        "tokenizer=none": ["data=copy"],
+        "tokenizer=gpt2": [f"tokenizer.path={bpe(folder / 'bpe')}"],
+    } | dict.fromkeys(OF_SHAKESPEARE, text)
 
 
-@pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_file_in_conf_composes_and_builds(group, name, cache, tmp_path):
-    overrides = [f"{group}={name}", f"cache_dir={cache}", *needs(group, name, tmp_path)]
-    cfg = settings(overrides)
-    data = build_data(cfg)
+@pytest.mark.parametrize("names", ROUNDS, ids=lambda names: names[0])
+def test_every_file_of_a_group_composes_and_builds(names, needs, tmp_path):
+    choices = [f"{group}={name}" for group, name in zip(TOGETHER, names, strict=True) if name]
+    # Of these, one is on the network, and one needs a plugin.
+    choices = [o for o in choices if o not in ("data=shakespeare", "launcher=ray")]
+    given = [more for choice in choices for more in needs.get(choice, [])]
+    cfg = settings([*choices, *given, f"cache_dir={tmp_path}", "position=none"])
+    vocab_size = build_data(cfg).tokenizer.vocab_size
     with torch.device("meta"):
-        model = build_model(cfg, data.tokenizer.vocab_size)
+        model = build_model(cfg, vocab_size)
     module = LanguageModel(model, cfg, lambda step: 0.0, val_bytes=1)
     assert module.configure_optimizers().param_groups
     if cfg.trainer.accelerator != "gpu" or torch.cuda.is_available():
@@ -73,3 +67,12 @@ def test_every_file_in_conf_composes_and_builds(group, name, cache, tmp_path):
     else:
         with pytest.raises(ConfigError, match=r"^trainer: no GPU"):
             resolve_device("gpu")
+
+
+@pytest.mark.parametrize(("group", "name"), OTHERS)
+def test_every_tokenizer_and_experiment_composes_and_builds(group, name, needs, tmp_path):
+    choice = f"{group}={name}"
+    cfg = settings([choice, f"cache_dir={tmp_path}", *needs.get(choice, ())])
+    vocab_size = build_data(cfg).tokenizer.vocab_size if group == "tokenizer" else 256
+    with torch.device("meta"):
+        assert build_model(cfg, vocab_size).layers()

@@ -1,10 +1,11 @@
 """Matched comparisons: totals within 0.1%, worked by hand where that is possible."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from building import settings
+from building import read_file, settings
 from support import TINY, summary, train
 
 from gptattn.errors import ConfigError
@@ -22,8 +23,12 @@ VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
 
 def matched(*overrides: str) -> TrainConfig:
     """The settings of a model for bytes, its match applied."""
-    cfg = settings("trainer=cpu", *overrides)
-    return cfg if cfg.match == "none" else apply_match(cfg, 256)
+    asked = dict(o.split("=", 1) for o in overrides if o.startswith(("match=", "match_to=")))
+    plain = (o for o in overrides if not o.startswith(("match=", "match_to=")))
+    cfg = replace(settings("trainer=cpu", *plain), **asked)
+    if cfg.match == "none":
+        return cfg
+    return apply_match(replace(cfg, match_attn=read_file("attn", cfg.match_to)), 256)
 
 
 def tiny(*overrides: str) -> TrainConfig:

@@ -8,11 +8,13 @@ import re
 import pytest
 import torch
 from building import PROBE_CONFIGS
+from building import settings as cached_settings
 from support import check_job, tiny
 
 from gptattn.errors import ConfigError
 from gptattn.machine.ending import as_user_error
 from gptattn.settings.messages import name_typed
+from gptattn.training.preflight import preflight
 
 MENU = (
     f"hydra.searchpath=[file://{PROBE_CONFIGS}]",
@@ -27,8 +29,9 @@ def no_attention(out_proj: bool, scale: float | None, window: float | None, back
     """A target that builds no attention."""
 
 
-# Overrides -> the beginning of the line, as a regular expression.
-MISTAKES = {
+# Overrides -> the beginning of the line, as a regular expression. What Hydra reads, or reading its
+# files finds:
+TYPED = {
     # Choices
     "attn=gqaa": r"attn: 'gqaa' is unknown; did you mean gqa\? one of .*sliding",
     "position=rotary": r"position: 'rotary' is unknown; did you mean rope\?",
@@ -37,9 +40,6 @@ MISTAKES = {
     "model=5": r"model: does not take 5",
     "attn=mha,gqa": r"attn: mha,gqa gives several values; add -m to run each, or",
     "+attn=mha": r"attn: takes one choice; write attn=... without the \+",
-    "optim.decay=linar": r"optim.decay: 'linar' is unknown; did you mean linear",
-    "trainer.precision=8-true": r"trainer.precision: '8-true' is unknown; did you mean",
-    "trainer.precision=16-mixed": r"trainer.precision: ",
     "trainer.devices=many": r"trainer.devices: 'many' is not a number; give one, or auto",
     # Keys
     "batchsize=4": r"batchsize: is not a setting; did you mean batch_size\?",
@@ -49,52 +49,23 @@ MISTAKES = {
     "attn=gqa attn.n_kv_heads=1": r"attn.n_kv_heads: .* did you mean num_kv_heads\?",
     "+seed=2": r"seed: already exists; write seed=... without the \+",
     "~seed": r"seed: cannot be removed; give it a value instead",
-    "attn=mha attn.num_kv_heads=2": r"attn.num_kv_heads: MultiHeadAttention takes no such arg",
     "attn=gqa +attn.num_kv_head=2": r"attn.num_kv_head: .* did you mean num_kv_heads\?",
     # Types
     "seed=one": r"seed: Value 'one' of type 'str' could not be converted to Integer",
     "model.num_layers=null": r"model.num_layers: is null; give a value",
-    "attn.scale=wide": r"attn.scale: 'wide' is a str; give a number or null",
-    "attn.backend=3": r"attn.backend: '3' is unknown; one of",
     "tokenizer.characters=5 tokenizer=char": r"tokenizer.characters: 5 is an int",
     "attn": r"attn: cannot be read; write name=value",
     # Ranges, and what does not go together
-    "budget.steps=0": r"budget.steps: 0 is not a positive number; give one above 0",
-    "budget.tokens=5": r"budget: budget.steps and budget.tokens are both set",
-    "accumulate=3": r"accumulate: 3 does not divide batch_size=4; one of \[1, 2, 4\]",
-    "trainer.devices=3": r"batch_size: 4 sequences do not divide evenly among 3 processes",
-    "optim.decay_fraction=0.96": r"optim.decay_fraction: 0.96 and optim.warmup_fraction=",
-    "experiment_name=a/../b": r"experiment_name: 'a/../b' is not a folder name",
-    "model.vocab_size=255": r"model.vocab_size: 255 is below the 256 ids of the data",
     "model.mlp=none match=params": r"match: params changes the MLP's width, but model.mlp=none",
     "optim=muon optim.matrices.steps=0": r"optim.matrices.steps: steps=0 is out of range",
     # What cannot be built
-    "attn=gqa attn.num_kv_heads=3": r"attn.num_kv_heads: num_kv_heads=3 must divide",
-    "attn.d_in=3": r"attn.d_in: comes from the model; set model.d_model instead",
-    "model.d_model=65536 model.num_layers=4": r"model: .* use a smaller model",
     "attn._target_=os.system": r"attn._target_: os.system is outside of gptattn",
-    "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: gptattn.attention has no Nonesuch",
-    f"attn._target_={__name__}.no_attention": r"attn._target_: is not a torch.nn.modules",
-    "data=text": r"data.path: is null; give str",
-    "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
     "tokenizer._target_=gptattn.data.text.PythonDocs": r"tokenizer._target_: is not a gptattn.data",
     "data._target_=gptattn.data.text": r"data._target_: .* is not a class or function",
     # Parts
     "part=[probe_shif]": rf"part: 'probe_shif' is unknown; did you mean probe_shift\? {PARTS}",
     "part=[probe_shift,null]": r"part: does not take \[probe_shift,null\]",
     "part.probe_shift.start=1": NOT_CHOSEN,
-    "part=[sink] part.sink.foo=1": r"part.sink.foo: Sink takes no such argument; there is none$",
-    "part=[probe_shift] part.probe_shift.start=3": r"part.probe_shift.start: start=3 must lie in",
-    "part=[probe_stretch,probe_shift]": (
-        r"part: probe_shift cannot be used with probe_stretch: both act on the mix"
-    ),
-    "part=[probe_shift] position=none": (
-        r"part: probe_shift cannot be used with position=none: it needs positions"
-    ),
-    "attn=mla part=[qk_norm,gate]": (
-        r"part: attn=mla keeps no keys and values of each head that a part could change, so it "
-        r"cannot take qk_norm; leave that out, or"
-    ),
     # Patterns
     "pattern=[gqa,mq]": r"pattern: 'mq' is not in conf/attn; did you mean mqa",
     "pattern=[null,gqa]": r"pattern\[0\]: .* NoneType is not a subclass of str",
@@ -118,7 +89,41 @@ MISTAKES = {
     # Tasks
     "tokenizer=byte data=recall sample.tokens=0": r"tokenizer: data=recall has its own ids",
     "data=recall sample.tokens=5": r"sample.tokens: data=recall has no text",
-    # Windows and positions
+}
+# What is found in settings that could be read.
+MADE = {
+    "optim.decay=linar": r"optim.decay: 'linar' is unknown; did you mean linear",
+    "trainer.precision=8-true": r"trainer.precision: '8-true' is unknown; did you mean",
+    "trainer.precision=16-mixed": r"trainer.precision: ",
+    "attn=mha attn.num_kv_heads=2": r"attn.num_kv_heads: MultiHeadAttention takes no such arg",
+    "attn.scale=wide": r"attn.scale: 'wide' is a str; give a number or null",
+    "attn.backend=3": r"attn.backend: '3' is unknown; one of",
+    "budget.steps=0": r"budget.steps: 0 is not a positive number; give one above 0",
+    "budget.tokens=5": r"budget: budget.steps and budget.tokens are both set",
+    "accumulate=3": r"accumulate: 3 does not divide batch_size=4; one of \[1, 2, 4\]",
+    "trainer.devices=3": r"batch_size: 4 sequences do not divide evenly among 3 processes",
+    "optim.decay_fraction=0.96": r"optim.decay_fraction: 0.96 and optim.warmup_fraction=",
+    "experiment_name=a/../b": r"experiment_name: 'a/../b' is not a folder name",
+    "model.vocab_size=255": r"model.vocab_size: 255 is below the 256 ids of the data",
+    "attn=gqa attn.num_kv_heads=3": r"attn.num_kv_heads: num_kv_heads=3 must divide",
+    "attn.d_in=3": r"attn.d_in: comes from the model; set model.d_model instead",
+    "model.d_model=65536 model.num_layers=4": r"model: .* use a smaller model",
+    "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: gptattn.attention has no Nonesuch",
+    f"attn._target_={__name__}.no_attention": r"attn._target_: is not a torch.nn.modules",
+    "data=text": r"data.path: is null; give str",
+    "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
+    "part=[sink] part.sink.foo=1": r"part.sink.foo: Sink takes no such argument; there is none$",
+    "part=[probe_shift] part.probe_shift.start=3": r"part.probe_shift.start: start=3 must lie in",
+    "part=[probe_stretch,probe_shift]": (
+        r"part: probe_shift cannot be used with probe_stretch: both act on the mix"
+    ),
+    "part=[probe_shift] position=none": (
+        r"part: probe_shift cannot be used with position=none: it needs positions"
+    ),
+    "attn=mla part=[qk_norm,gate]": (
+        r"part: attn=mla keeps no keys and values of each head that a part could change, so it "
+        r"cannot take qk_norm; leave that out, or"
+    ),
     "attn.window=17": r"attn.window: window=17 does not fit context_length=16; give 1 to 16",
     "position=rope model.d_model=12": (
         r"model.num_heads: head_dim=3 \(model.d_model / num_heads\) must be even for rotary pos"
@@ -135,14 +140,20 @@ DATA_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("overrides", [*MISTAKES, *DATA_MISTAKES])
+def check_made(*overrides: str) -> None:
+    """Check these settings as a run's start does, without Hydra's part in it."""
+    preflight(cached_settings(*overrides))
+
+
+@pytest.mark.parametrize("overrides", [*TYPED, *MADE, *DATA_MISTAKES])
 def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
     two = () if "num_layers" in overrides else ("model.num_layers=2",)
+    given = tiny(tmp_path, MENU[1], *two, *overrides.split())
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        check_job(tiny(tmp_path, *MENU, *two, *overrides.split()))
+        check_made(*given) if overrides in MADE else check_job([MENU[0], *given])
     error = as_user_error(caught.value)
     assert error is not None, caught.value
-    assert re.match((MISTAKES | DATA_MISTAKES)[overrides], str(error)), error
+    assert re.match((TYPED | MADE | DATA_MISTAKES)[overrides], str(error)), error
     assert error.exit_code == (3 if overrides in DATA_MISTAKES else 2)
 
 
@@ -170,7 +181,7 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
 def test_a_mistake_names_the_setting_that_was_typed(typed, said, tmp_path):
     given = typed.split()
     with pytest.raises(ConfigError) as caught:
-        check_job(tiny(tmp_path, "model.num_layers=2", *given))
+        check_made(*tiny(tmp_path, "model.num_layers=2", *given))
     assert str(name_typed(caught.value, given)).startswith(said)
 
 
@@ -184,10 +195,10 @@ def test_a_mistake_names_the_setting_that_was_typed(typed, said, tmp_path):
     ],
 )
 def test_a_value_at_its_limit_is_accepted(overrides, tmp_path):
-    check_job(tiny(tmp_path, *overrides.split()))
+    check_made(*tiny(tmp_path, *overrides.split()))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(tmp_path):
     with pytest.raises(Exception, match=r"^trainer: no GPU is visible"):
-        check_job([*tiny(tmp_path), "trainer=gpu"])
+        check_made(*(o for o in tiny(tmp_path) if o != "trainer=cpu"), "trainer=gpu")

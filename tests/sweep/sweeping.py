@@ -2,17 +2,20 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from building import settings
 from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from omegaconf import DictConfig
 from runfolders import write_run
 from support import tiny
 
@@ -32,6 +35,30 @@ OWN = ("budget.steps=1", "validation.count=1", "sample.tokens=0", "checkpoint=fa
 def get_ready(*overrides: str) -> Ready:
     """What all runs with these overrides share."""
     return preflight(settings(*overrides))
+
+
+COMPOSED: dict[tuple[str, ...], DictConfig] = {}
+
+
+class Loader:
+    """Hydra's loader; equal jobs of all tests are composed once."""
+
+    def __init__(self, loader: ConfigLoader, own: Sequence[str]) -> None:
+        self.loader, self.own = loader, own
+
+    def load_sweep(self) -> DictConfig:
+        make = partial(self.loader.load_configuration, "train", run_mode=RunMode.MULTIRUN)
+        return self._once(("-m",), lambda: make(overrides=[*self.own]))
+
+    def load_sweep_config(self, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+        given = [*overrides]
+        return self._once(overrides, lambda: self.loader.load_sweep_config(config, given))
+
+    def _once(self, overrides: Sequence[str], make: Callable[[], DictConfig]) -> DictConfig:
+        key = (*self.own, *overrides)
+        if key not in COMPOSED:
+            COMPOSED[key] = make()
+        return deepcopy(COMPOSED[key])
 
 
 class Launcher:
@@ -82,11 +109,11 @@ def sweep(
         contextlib.chdir(folder),
         initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
     ):
-        loader = GlobalHydra.instance().config_loader()
         own = tiny(folder.parent / "swept", *OWN, *given)  # one text for all tests
         if any(argument.startswith("ladder.") for argument in given):  # it sets these itself
             own = [o for o in own if not o.startswith(("budget.", "model.d_model", "model.num_l"))]
-        config = loader.load_configuration("train", own, run_mode=RunMode.MULTIRUN)
+        loader: Any = Loader(GlobalHydra.instance().config_loader(), own)
+        config = loader.load_sweep()
         HydraConfig.instance().set_config(config)
         launcher.shared = own
         run_sweep(loader, config, launcher, sweeper, [*own, *swept])

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from support import command, config, run_folders, series, summary, tiny, train
+from sweeping import Launcher
+from sweeping import sweep as sweep_here
 from torture import fingerprint
 
+from gptattn.errors import ConfigError
 from gptattn.machine.lock import hold_lock, is_locked
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK
@@ -48,13 +51,6 @@ def sweep(folder: Path, *overrides: str) -> int:
     return command(folder, "-m", *tiny(folder, *overrides))
 
 
-def test_recipes_that_are_the_same_model_are_refused_by_name(tmp_path, capfd):
-    given = ("recipe=llama3,mistral", "attn.window=null", "position.base=7")
-    assert sweep(tmp_path, *given, "model.num_layers=1") == 2
-    said = "recipe: llama3 and mistral are the same model at this size; leave one of them out"
-    assert said in capfd.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two runs, at the same time if there are two cores. Not to be changed."""
@@ -84,26 +80,36 @@ def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(both, tmp_pat
 # Mistakes
 
 
+def test_a_mistake_in_one_variant_is_one_line_and_leaves_nothing_behind(tmp_path, capfd):
+    variants = "hydra.sweeper.variants=['attn=gqa attn.num_kv_heads=3']"
+    assert sweep(tmp_path, variants) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: attn.num_kv_heads: ")
+    assert line.endswith("; in hydra.sweeper.variants: attn=gqa attn.num_kv_heads=3")
+    assert not (tmp_path / "outputs").exists()
+
+
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "sweeper", "said"),
     [
-        (("attn=mha,gqa", "model.num_heads=4,3"), "model.num_heads: "),
-        (("seed=range(3,1)",), "seed: has no value; give one or more"),
-        (("launcher=ray",), "launcher: needs its plugin: pip install hydra-ray-launcher"),
-        (("trainer.devices=2",), "trainer.devices: a sweep trains each run in one process"),
-        (("hydra.sweeper.variants=['attn=mha seed=1']", "seed=1,2"), "seed: is also in hydra."),
-        (("hydra.sweeper.variants=['attn=gqa attn.num_kv_heads=3']",), "attn.num_kv_heads: "),
-        (("hydra.sweeper.tune={lr:[1e-3],seed:1}",), "hydra.sweeper.tune.seed: 1 is one of"),
-        (("hydra.sweeper.tune={lr:[1e-3],seed:0}", "optim.lr=1"), "optim.lr: cannot be combined"),
-        (("ladder.sizes=[8x1,16x2]",), "model.d_model: cannot be combined with ladder."),
+        (["attn=mha,gqa", "model.num_heads=4,3"], {}, "model.num_heads: "),
+        (["seed=range(3,1)"], {}, "seed: has no value; give one or more"),
+        (["trainer.devices=2"], {}, "trainer.devices: a sweep trains each run in one process"),
+        (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: is also in hydra."),
+        ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1 is one of"),
+        (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: cannot be combined"),
+        (["model.d_model=8", "ladder.sizes=[8x1,16x2]"], {}, "model.d_model: cannot be combined"),
+        (
+            ["recipe=llama3,mistral", "attn.window=null", "position.base=7"],
+            {},
+            "recipe: llama3 and mistral are the same model at this size; leave one of them out",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing_behind(overrides, said, tmp_path, capfd):
-    assert sweep(tmp_path, *overrides) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {said}")
-    if "gqa attn.num_kv_heads" in overrides[0]:
-        assert line.endswith("; in hydra.sweeper.variants: attn=gqa attn.num_kv_heads=3")
+def test_a_mistake_names_its_field(overrides, sweeper, said, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        sweep_here(tmp_path, Launcher(lambda cfg: 2.0), *overrides, **sweeper)
+    assert str(error.value).startswith(said)
     assert not (tmp_path / "outputs").exists()
 
 

@@ -8,14 +8,15 @@ import broken_layers
 import pytest
 import torch
 from building import menu, settings
-from support import command, tiny
+from support import process_state, tiny
 
 from gptattn.attention.foreign import ForeignAttention
-from gptattn.errors import ForeignError
+from gptattn.errors import ConfigError, ForeignError
 from gptattn.model.cost import measure_cost
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import BrokenLayer, check_layers
+from gptattn.training.run import train
 
 
 def foreign(target: str, *overrides: str, **spec: Any) -> TrainConfig:
@@ -33,20 +34,27 @@ def test_a_broken_layer_is_refused_and_the_line_says_what_is_wrong(broken):
     assert broken.said in str(error.value)
 
 
-@pytest.mark.parametrize("model", ["tiny", pytest.param("gpt2_small", marks=pytest.mark.slow)])
+SMALL = ("model.d_model=16", "model.num_heads=2", "model.dropout=0.3")
+WHOLE = [
+    *(("attn=" + attn, "model=gpt2_small", "block=llama") for attn in menu("attn")),
+    *(("attn=cross_layer", "part=" + part, *SMALL) for part in menu("part")),
+]
+
+
 @pytest.mark.parametrize("attn", menu("attn"))
-def test_no_mechanism_of_the_menu_is_refused(attn, model):
-    block = "gpt2" if model == "tiny" else "llama"
-    assert check_layers(settings(f"attn={attn}", f"model={model}", f"block={block}")) == []
+def test_no_mechanism_of_the_menu_is_refused(attn):
+    assert check_layers(settings(f"attn={attn}", *SMALL)) == []
 
 
-@pytest.mark.parametrize(
-    "attn", ["pattern=[sliding,gqa]", pytest.param("attn=cross_layer", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("part", menu("part"))
-def test_no_part_is_refused_nor_one_in_a_pattern_of_layers(part, attn):
-    shape = ("model.num_layers=2", "model.d_model=16", "model.num_heads=2", "model.dropout=0.3")
-    assert check_layers(settings(attn, f"part=[{part}]", *shape)) == []
+def test_no_part_is_refused_nor_layers_that_differ():
+    assert check_layers(settings(f"part=[{','.join(menu('part'))}]", *SMALL)) == []
+    assert check_layers(settings("pattern=[sliding,gqa]", "part=[value_residual]", *SMALL)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", WHOLE, ids="-".join)
+def test_nothing_of_the_menu_is_refused_in_another_model(chosen):
+    assert check_layers(settings(*chosen)) == []
 
 
 X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}
@@ -108,13 +116,11 @@ def test_the_flops_of_a_foreign_module_are_counted_by_hand():
     assert cost.kv_bytes_per_token is None
 
 
-def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path, capfd):
-    own = ("attn._target_=broken_layers.PeeksOneAhead", "allow_targets=[broken_layers]")
-    given = tiny(tmp_path, "attn=single_head", *own)
-    (tmp_path / "attn").mkdir()
-    (tmp_path / "attn" / "peeks.yaml").write_text("_target_: broken_layers.PeeksOneAhead\n")
-    given = tiny(tmp_path, "attn=peeks", own[1], "run_dir=run")
-    assert command(tmp_path, *given) == 2
-    assert "error: attn: PeeksOneAhead is not causal" in capfd.readouterr().err
+def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path):
+    given = replace(foreign("PeeksOneAhead", *tiny(tmp_path)), checks=True)
+    with process_state(), pytest.raises(ConfigError, match=r"^attn: PeeksOneAhead is not causal"):
+        train(given, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    assert command(tmp_path, *given, "checks=false") == 0
+    with process_state():
+        train(replace(given, checks=False), tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()

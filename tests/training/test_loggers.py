@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
-from support import command, rows, tiny, train
+from support import rows, start, tiny, train
 
 LOGGED: list[tuple[int | None, dict[str, Any]]] = []
 
@@ -58,7 +58,7 @@ def test_lightnings_csv_logger_writes_beside_the_record(tmp_path):
 
 def test_a_tracker_that_cannot_be_opened_ends_the_run_in_one_line(tmp_path, capfd):
     broken = (*PROBE, "+logger.kept.name=x", "+logger.kept.opens=false")
-    assert command(tmp_path, *tiny(tmp_path, *broken)) == 2
+    assert start(tmp_path, *tiny(tmp_path, *broken)) == 2
     assert capfd.readouterr().err.splitlines() == [
         "error: logger: kept cannot be opened (no route to the server); leave it out"
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from llamas import assert_same_logits, theirs
-from support import TEXT, Call, bpe, check_job, command, series, summary, tiny, train
+from support import TEXT, Call, bpe, check_job, series, start, summary, tiny, train
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from gptattn.data.tokenizer import ByteTokenizer
@@ -124,13 +124,13 @@ def test_a_llama_trains_with_the_settings_that_the_error_names(
 ) -> None:
     still = ["optim.lr=1e-12", "budget.steps=1", "attn=gqa", "attn.num_kv_heads=2"]
     arguments = tiny(tmp_path, f"init_from={llama}", *still)
-    assert command(tmp_path, *arguments) == 2
+    assert start(tmp_path, *arguments) == 2
     assert not (tmp_path / "outputs").exists()
     said = f"error: init_from: {llama} differs from this run; give {NEEDED}\n"
     assert capfd.readouterr().err == said
     arguments += NEEDED.split()
     # The context stays shorter than the source's: rotary positions have no weights.
-    assert command(tmp_path, *arguments, "model.vocab_size=416") == 0
+    assert start(tmp_path, *arguments, "model.vocab_size=416") == 0
     (run,) = (file.parent for file in tmp_path.rglob("summary.json"))
     saved = load_run(run)
     assert saved.model.context_length == 16
@@ -138,25 +138,6 @@ def test_a_llama_trains_with_the_settings_that_the_error_names(
     with torch.no_grad():
         expected = LlamaForCausalLM.from_pretrained(llama)(ids).logits
         torch.testing.assert_close(saved.model(ids), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["position=none"], "position=rope position.base=500.0"),
-        (["block=gpt2"], "block=llama block.tied_head=false block.norm_eps=1e-05"),
-        (["model.context_length=65"], "model.context_length=64"),
-    ],
-)
-def test_settings_that_differ_from_a_llamas_are_named(
-    overrides: list[str], said: str, llama: Path, tmp_path: Path
-) -> None:
-    # Without the settings that come with what is chosen otherwise.
-    apart = tuple(override.partition("=")[0] for override in overrides)
-    kept = [setting for setting in NEEDED.split() if not setting.startswith(apart)]
-    fitting = [f"init_from={llama}", "attn=gqa", "model.vocab_size=416", *kept]
-    with pytest.raises(UserError, match=f"give {re.escape(said)}$"):
-        check_job(tiny(tmp_path, *fitting, *overrides))
 
 
 def test_a_tokenizer_of_another_kind_is_not_claimed(
