@@ -6,6 +6,7 @@ The run then uses the data, weights and costs from here: nothing is loaded or co
 import os
 import warnings
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_matrix_rule, build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.construct import bind
+from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
 from gptattn.settings.match import apply_match
 from gptattn.weights.init_from import Origin, begin_from, read_origin
@@ -96,6 +97,12 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     build_matrix_rule(cfg)
     for name, spec in cfg.logger.items():
         if spec:  # TensorBoard has none of its own where its settings are empty
+            target = find_target(f"logger.{name}", spec, cfg.allow_targets)
+            library = target.__module__.removeprefix("lightning.pytorch.loggers.")
+            if library in ("wandb", "mlflow") and find_spec(library) is None:
+                raise ConfigError(
+                    "logger", f"{name} needs {library}; pip install 'gptattn[{library}]'"
+                )
             bind(f"logger.{name}", spec, {}, cfg.allow_targets)
 
     # The data comes after the model, since it takes longest and writes tokens to the cache.
