@@ -19,7 +19,7 @@ the decay.
 import math
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, TypedDict, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,13 +30,6 @@ from gptattn.attention.cache import Cache
 from gptattn.position.base import Documents, Positions
 
 Backend = Literal["chunked", "fla"]
-
-
-class Recurrent(TypedDict, total=False):
-    """Arguments of every mechanism with a state besides its sizes; see `RecurrentAttention`."""
-
-    chunk: int
-    backend: Backend
 
 
 class RecurrentAttention(Attention):
@@ -60,10 +53,9 @@ class RecurrentAttention(Attention):
         d_out: int,
         context_length: int,
         num_heads: int,
+        chunk: int,
         norm_eps: float,
-        *,
-        chunk: int = 64,
-        backend: Backend = "chunked",
+        backend: Backend,
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_heads, 0.0)
@@ -205,9 +197,8 @@ class ShortConvolution(nn.Module):
             tail_BKC.copy_(seen[:, T:])
         outside = None
         if start_BT is not None:
-            place_KT = torch.arange(T, device=x_BTC.device) - torch.arange(
-                self.size - 1, -1, -1, device=x_BTC.device
-            ).unsqueeze(1)
+            shift_K1 = torch.arange(1 - self.size, 1, device=x_BTC.device)[:, None]
+            place_KT = torch.arange(T, device=x_BTC.device) + shift_K1
             outside = (place_KT[:, None] < start_BT).unsqueeze(-1)
         wide = torch.promote_types(seen.dtype, self.weight_C1K.dtype)
         y_BTC = SumOfTaps.apply(seen.to(wide), self.weight_C1K[:, 0].to(wide), outside)
@@ -219,7 +210,7 @@ class SumOfTaps(torch.autograd.Function):
 
     x [B, T + K - 1, C], weight [C, K] -> y [B, T, C]; `outside` [K, B, T, 1] is True for x[t + i]
     of another document. Training takes 0.3 times the time of the same sum by autograd, whose
-    gradient of every slice is as large as x, and a layer of Gated DeltaNet 0.8 times.
+    gradient of every slice is as large as x, and a layer of Gated DeltaNet 0.85 times.
     """
 
     @staticmethod

@@ -4,7 +4,7 @@ The gated delta rule, S = exp(g) S; S = S + beta k (v - k^T S)^T; o = S^T q, is 
 `attention/recurrence.py`. Letters beside the usual ones: V value size of a head, C channels.
 """
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
-    Recurrent,
+    Backend,
     RecurrentAttention,
     draw_decay_bias,
     read_positions,
@@ -55,11 +55,12 @@ class GatedDeltaNet(RecurrentAttention):
         expand_k: float = 1.0,
         expand_v: float = 1.0,
         value_heads: int = 1,
+        chunk: int = 32,
         norm_eps: float = 1e-5,
+        backend: Backend = "chunked",
         out_bias: bool = True,
-        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
         if value_heads < 1:
             raise ValueError(f"value_heads={value_heads} must be 1 or more for each key head")
         D = self.key_size = scale_size("expand_k", expand_k, d_out // num_heads)

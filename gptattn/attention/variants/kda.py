@@ -5,7 +5,7 @@ The rule, S = diag(exp(g)) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
 channels of all heads, H * D.
 """
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
-    Recurrent,
+    Backend,
     RecurrentAttention,
     draw_decay_bias,
     read_positions,
@@ -54,11 +54,12 @@ class KimiDeltaAttention(RecurrentAttention):
         num_heads: int,
         conv_size: int | None = 4,
         expand: float = 1.0,
+        chunk: int = 32,
         norm_eps: float = 1e-5,
+        backend: Backend = "chunked",
         out_bias: bool = True,
-        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
         D = self.head_dim = scale_size("expand", expand, d_out // num_heads)
         # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
         self.state_sizes = num_heads, D, D

@@ -4,8 +4,6 @@ The recurrence, S = exp(g) S; S = S + k v^T; o = S^T q, is in `attention/recurre
 beside the usual ones: V value size of a head (here D), C channels of all heads, H * D.
 """
 
-from typing import Unpack
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
-    Recurrent,
+    Backend,
     RecurrentAttention,
     read_positions,
     scale_size,
@@ -46,13 +44,14 @@ class LightningAttention(RecurrentAttention):
         context_length: int,
         num_heads: int,
         expand: float = 1.0,
+        chunk: int = 64,
         norm_eps: float = 1e-6,
+        backend: Backend = "chunked",
         out_bias: bool = True,
         layer: int = 0,
         num_layers: int = 1,
-        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
         if not 0 <= layer < num_layers:
             raise ValueError(f"layer={layer} must lie in 0 to {num_layers - 1}, by {num_layers=}")
         D = self.head_dim = scale_size("expand", expand, d_out // num_heads)

@@ -6,8 +6,6 @@ Letters beside the usual ones: D state size, V value size of a head, C channels 
 groups of heads that share B and C.
 """
 
-from typing import Unpack
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from gptattn.attention.base import Shared, divisors
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
-    Recurrent,
+    Backend,
     RecurrentAttention,
     draw_decay_bias,
     read_positions,
@@ -53,11 +51,12 @@ class Mamba2(RecurrentAttention):
         expand: float = 2.0,
         head_dim: int | None = None,
         conv_size: int | None = 4,
+        chunk: int = 64,
         norm_eps: float = 1e-5,
+        backend: Backend = "chunked",
         out_bias: bool = True,
-        **common: Unpack[Recurrent],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, norm_eps, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
         if state_size is not None and state_size < 1:
             raise ValueError(f"state_size={state_size} must be positive; null: 2 * head_dim")
         if head_dim is not None and head_dim < 1:
