@@ -10,6 +10,7 @@ CHOICES = list(variants_page.choices())
 TEXT = variants_page.PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.key)
 def test_the_page_has_each_choice_with_the_counts_of_today(choice, monkeypatch) -> None:
     monkeypatch.setattr("measuring.menu.settings", lambda overrides: settings(*overrides))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch._dynamo.testing
-from building import CONTRACT, build_attention, build_gpt, disturb, mechanism_of, takes
-from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
+from building import CONTRACT, build_attention, build_gpt, disturb, mechanism_of, menu, takes
+from contract import E, T, assert_same, draw, overrides_of, with_maps
 from torch import Tensor
 
 from gptattn.attention import Attention, Shared
@@ -76,10 +76,15 @@ def test_what_does_not_keep_documents_apart_refuses_them():
         attention(torch.randn(1, T, E), None, shared)
 
 
-@PLACED
+# Every mechanism with one position, and multi-head attention with every one.
+PLACES = [
+    ("mha" if i < len(menu("position")) else variant, menu("position")[i % len(menu("position"))])
+    for i, variant in enumerate([*menu("position"), *APART])
+]
+
+
+@pytest.mark.parametrize(("variant", "position"), PLACES)
 def test_a_model_keeps_documents_apart_with_every_position_encoding(variant, position):
-    if variant not in APART:
-        pytest.skip("refuses documents")
     model = build_gpt(*overrides_of(variant, position), std=0.3).double()
     rows = LENGTHS[:3]
     ids, targets = torch.randint(13, (2, len(rows), T))

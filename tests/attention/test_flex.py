@@ -15,10 +15,7 @@ SINK_H = torch.linspace(-1, 1, H)
 C_BHT = -torch.linspace(0, 3, T) * torch.linspace(0.5, 2, H)[None, :, None]
 RULES = {
     "plain": Rule(0.3),
-    "window": Rule(0.3, window=37),
-    "soft cap": Rule(0.3, softcap=0.8),
-    "sink": Rule(0.3, sink_H=SINK_H),
-    "decay": Rule(0.3, decay=Decay(C_BHT, C_BHT)),
+    "window and sink": Rule(0.3, window=37, sink_H=SINK_H),
     "all": Rule(0.3, 37, 0.8, None, SINK_H, Decay(C_BHT, C_BHT)),
 }
 EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

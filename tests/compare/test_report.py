@@ -196,9 +196,7 @@ def test_damage_and_failures_are_named_on_the_console_and_on_the_page(
 HOSTILE = '<script>alert("1")</script>&{{ 7 * 7 }}$\\frac$]]>--><!--'
 INJECTIONS = (
     HOSTILE,
-    "<img src=x onerror=alert(1)>",
     "\" onmouseover=\"alert(1)' onfocus='alert(1)' autofocus='",
-    "<a href=javascript:alert(1)>x</a>",
     "$\\input{/etc/passwd}$",
     "[red]bold[/red]",
     "../../../../etc/passwd",

@@ -44,7 +44,6 @@ def made_by(command: str) -> list[str]:
     ("shared", "values", "starts"),
     [
         (["attn=gqa"], ["part=[]", "part=[qk_norm,gate]"], "'part=[],[qk_norm,gate]'"),
-        (["optim=muon", "block=llama"], ["optim.lr=1e-5", "optim.lr=3e-3"], "optim.lr=1e-5,3e-3"),
         (
             ["budget.seconds=1.5", "data=text", "data.path='a, b.txt'"],
             ["attn=mha", "attn=mqa"],

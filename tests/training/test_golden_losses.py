@@ -59,7 +59,17 @@ def loss_from_checkpoint(run: Path) -> float:
     return nats / count
 
 
-@pytest.mark.parametrize("variant", menu("attn") if WRITES else KNOWN)
+# A few of each kind; the others are slow.
+QUICK = ("mha", "mla", "gated_deltanet", "cross_layer")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in (menu("attn") if WRITES else KNOWN)
+    ],
+)
 def test_the_losses_of_a_short_run_are_those_that_they_were_and_a_checkpoint_has_the_last(
     variant, tmp_path
 ):

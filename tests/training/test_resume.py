@@ -53,9 +53,9 @@ ALLOWED = f"allow_targets=[{__name__}]"
     "how",
     [
         ["attn=cross_layer", "trainer.precision=bf16-mixed", "optim=muon"],
-        ["attn=dsa", "tokenizer=char", "accumulate=1", "loss_chunk_tokens=7"],
         ["attn=gated_deltanet", "data=recall", "data.vocab_size=40", "data.pairs=3"],
-        [f"attn._target_={__name__}.Unusual", "optim.lr=0.01"],
+        [f"attn._target_={__name__}.Unusual", "tokenizer=char", "loss_chunk_tokens=7"],
+        pytest.param(["attn=dsa", "accumulate=1"], marks=pytest.mark.slow),
         pytest.param(["trainer.precision=64-true", "position=rope"], marks=pytest.mark.slow),
         pytest.param(["attn.backend=reference", "log_every=1"], marks=pytest.mark.slow),
         pytest.param(["optim=muon", "optim.decay=linear"], marks=pytest.mark.slow),
