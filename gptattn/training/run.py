@@ -157,7 +157,7 @@ def _train(
     from gptattn.training.console_output import ConsoleProgress, make_result_table, make_table
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
-    from gptattn.training.record import Board, MetricsFile, log_row
+    from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
 
     cfg, data, device = ready.cfg, ready.data, ready.device
     trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
@@ -171,7 +171,7 @@ def _train(
     # A CPU is deterministic anyway. Filling memory before use is for debugging, and slow.
     deterministic = trainer_cfg.deterministic and device.type != "cpu"
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    with contextlib.ExitStack() as at_end:
+    with quiet_writer_threads(), contextlib.ExitStack() as at_end:
         facts = collect_facts(data, device, threads, processes)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
         per_token = ready.cost.flops_per_token
