@@ -1,7 +1,5 @@
 """Prepared linear layers against torch's own; with gradients the same to the bit."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -43,13 +41,6 @@ def test_a_prepared_layer_gives_what_it_gives_unprepared(given, rows, dtype):
     # Sums of 11 are below 4; bfloat16 rounds the result alone, to 8 bits.
     atol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(y.double(), expected, rtol=0, atol=atol)
-
-
-def test_a_torch_without_the_packed_layout_gives_the_same(monkeypatch):
-    layer, x = torch.nn.Linear(11, 6), torch.randn(4, 11)
-    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    with torch.no_grad():
-        torch.testing.assert_close(PreparedWeight(layer, 4)(x), layer(x), rtol=0, atol=0)
 
 
 def test_with_gradients_it_is_torchs_own_to_the_bit():

@@ -79,7 +79,7 @@ def test_where_exponents_differ_the_multiplier_depends_on_the_loss() -> None:
 
 
 def test_equal_exponents_are_rarely_told_apart() -> None:
-    generator, ladders = np.random.default_rng(5), 200
+    generator, ladders = np.random.default_rng(5), 120
     found = [ladder(SAME, 0.01, generator) for _ in range(ladders)]
     told = sum(exponents_differ(fit_law(one), fit_law(one, own=True), one) < 0.05 for one in found)
     assert told <= binom.ppf(0.999, ladders, 0.05)
@@ -108,7 +108,7 @@ def test_a_law_that_does_not_hold_is_detected() -> None:
 
 def test_intervals_jointly_contain_the_true_multipliers() -> None:
     """Three variants at three seeds, by the simulation of docs/evidence.md at a smaller size."""
-    generator, ladders, held = np.random.default_rng(3), 200, 0
+    generator, ladders, held = np.random.default_rng(3), 120, 0
     truth = {"gqa": 1.02**5, "mqa": 1.05**5}
     for _ in range(ladders):
         found = multipliers(ladder(SAME, 0.01, generator), "mha", loss=2.0)

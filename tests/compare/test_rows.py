@@ -80,15 +80,6 @@ def test_a_null_is_shown_only_beside_a_run_that_lacks_the_setting(tmp_path: Path
     assert {"mha", "mha attn.window=None"} < {*groups_in(tmp_path)}
 
 
-def test_rows_without_a_common_origin_are_named_by_all_that_differs(tmp_path: Path) -> None:
-    for i in range(16):
-        own = {"scale": i % 2, "window": i // 2 % 2, "a": i // 4 % 2, "b": i // 8}
-        write_run(tmp_path / str(i), "mha", 1, 2.0, config={"attn": own})
-    names = groups_in(tmp_path)
-    assert len(names) == 16
-    assert "mha attn.a=0 attn.b=1 attn.scale=0 attn.window=1" in names
-
-
 @pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
 def test_rows_of_an_ablation_are_named_by_what_they_change(variant: str, tmp_path: Path) -> None:
     block: dict[str, Any] = {"norm": "rms", "zero_init": True}

@@ -16,7 +16,6 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import csv_text
 from gptattn.compare.table import (
     MISSING,
-    cells_table,
     load_comparison,
     report_rows,
     section_table,
@@ -237,22 +236,6 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     assert (out / "loss_sizes.png").exists()
 
 
-def test_at_80_columns_a_name_breaks_between_words(tmp_path: Path) -> None:
-    for lr in (0.001, 0.002):
-        write_sweep(tmp_path / f"{lr}", LARGE, config={"optim": {"lr": lr}}, d_model=64)
-    section = only_section(tmp_path)
-    assert section.baseline == "mha optim.lr=0.001"
-    console = Console(width=80, record=True, file=io.StringIO())
-    table = section_table(section)
-    console.print(cells_table(table.cells, "runs", 80, table.caption))
-    lines = console.export_text().splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    for row in section.rows:
-        assert any(line.strip().startswith(row.name) for line in lines)
-    # Figures are not wrapped: the mean and its interval are on one line.
-    assert sum("2.0150 ± " in line for line in lines) == 2
-
-
 @pytest.mark.parametrize(
     ("other", "split"),
     [
@@ -320,13 +303,3 @@ def test_rows_that_were_not_checked_are_marked_once(tmp_path: Path) -> None:
     lines = [line for section in load_comparison(tmp_path).sections for line in section.warnings]
     marks = [line for line in lines if "causal" in line]
     assert marks == ["trained without the check that it is causal: mine"]
-
-
-def test_a_sweeps_last_table_names_rows_as_the_report_does(tmp_path: Path) -> None:
-    for name, spec in (("learned", {"_target_": "gptattn.Learned"}), ("none", {})):
-        config = {"position": spec}
-        choices = {"position": name}
-        write_run(tmp_path / name, "mha", 1, 2.0, config=config, choices=choices)
-    table = short_rows(read_runs([tmp_path])[0])
-    assert [row[0] for row in table[1:]] == ["mha position=learned", "mha position=none"]
-    assert {row.name for row in only_section(tmp_path).rows} == {row[0] for row in table[1:]}

@@ -43,7 +43,7 @@ COSTS = {
     "cost/params": 1200,
     "cost/flops_per_token": 738_048.0,
 }
-FIELDS = 400
+FIELDS = 250
 MOST = binom.ppf(0.999, FIELDS, 0.05)  # false claims that 5% allows, with 0.1% beyond
 
 

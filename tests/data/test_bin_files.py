@@ -69,19 +69,6 @@ def test_each_form_gives_its_ids(
     assert load(BinFiles(**given), cache).text_hash != data.text_hash
 
 
-def test_names_that_only_contain_val_are_not_held_out(tmp_path: Path) -> None:
-    for name, part in (("interval_train_1", IDS[:400]), ("medieval_train_1", IDS[400:])):
-        part.tofile(tmp_path / f"{name}.bin")
-    assert len(load(BinFiles(str(tmp_path)), tmp_path / "cache").train) == 900
-
-
-def test_a_held_out_file_of_one_id_leaves_nothing_to_score(tmp_path: Path) -> None:
-    IDS[:900].tofile(tmp_path / "train.bin")
-    IDS[900:901].tofile(tmp_path / "val.bin")
-    with pytest.raises(DataError, match=r"^data: .* is too short to train on one part of it"):
-        load(BinFiles(str(tmp_path)), tmp_path / "cache")
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [

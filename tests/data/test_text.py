@@ -7,7 +7,7 @@ import io
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -15,8 +15,6 @@ import pytest
 from loading import documents, load, read_sides
 
 from gptattn.data import text as our_text
-from gptattn.data.bin_files import BinFiles
-from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.text import (
     PlainText,
     PythonDocs,
@@ -27,7 +25,7 @@ from gptattn.data.text import (
     cache_folder,
 )
 from gptattn.data.tokenizer import CharTokenizer
-from gptattn.errors import ConfigError, DataError
+from gptattn.errors import DataError
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> str:
@@ -100,23 +98,6 @@ def test_what_is_no_text_is_named_with_its_setting(
     settings = {key: value.replace("DIR", folder) for key, value in given.items()}
     with pytest.raises(DataError, match=said):
         load(TextFiles(**settings), tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
-    ("read", "field"),
-    [
-        (TextFiles, "data.path"),
-        (BinFiles, "data.path"),
-        (ByteLevelBPE, "tokenizer.path"),
-        (cache_folder, "cache_dir"),
-    ],
-)
-def test_a_home_that_is_not_there_is_named_with_its_setting(
-    read: Callable[[str], object], field: str
-) -> None:
-    said = rf"^{field}: ~nosuchuser/x: there is no such home folder; give the whole path$"
-    with pytest.raises(ConfigError, match=said):
-        read("~nosuchuser/x")
 
 
 def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(
