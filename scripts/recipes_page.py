@@ -1,6 +1,6 @@
 """Writes the table and the picture of docs/recipes.md: what each recipe costs beside llama3.
 
-python scripts/recipes_page.py [--rounds 5] [--threads 2] takes about five minutes. A recipe's
+python scripts/recipes_page.py [--rounds 5] [--threads 2] takes five to ten minutes. A recipe's
 release is the line `# Release: NAME, YEAR.` at its file's top. Parameters and caches are counted,
 and speed is measured, at GPT-2 small's size; the words of the page around the table stay.
 """
