@@ -60,7 +60,7 @@ class RecurrentAttention(Attention):
         super().__init__()
         check_sizes(d_out, num_heads, num_heads, 0.0)
         if chunk < 1:
-            raise ValueError(f"chunk={chunk} must be 1 or more tokens; 64 is usual")
+            raise ValueError(f"chunk={chunk} must be 1 or more tokens; 32 or 64 is usual")
         if not 0.0 < norm_eps < math.inf:
             raise ValueError(f"norm_eps={norm_eps} must be a positive number; 1e-5 is usual")
         if backend not in get_args(Backend):

@@ -114,7 +114,9 @@ def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]
 def _curve(table: DataFrame, kind: str) -> DataFrame:
     """Return the complete points by step; the last one if a step is repeated after a resume."""
     curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
-    sound = (curve.abs() < LARGEST).all(axis=1)  # also drops NaN and infinity
+    sound = (curve.abs() < LARGEST).all(axis=1) & (
+        curve["step"] < 2**53
+    )  # also drops NaN and infinity
     return curve.loc[sound].drop_duplicates("step", keep="last").sort_values("step")
 
 
@@ -313,7 +315,7 @@ def claim_board(folder: Path) -> None:
 
 
 def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
-    """Write up to three TensorBoard runs per row below `folder`: mean, lower and upper line.
+    """Write up to three TensorBoard runs per row below `folder`: mean, low and high line.
 
     Raises DiskError if they cannot be written.
     """
@@ -324,14 +326,19 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
             place = folder / _folder_name(section.title) if section.title else folder
             bands = {kind: average_rows(section, curves, kind, "step") for kind in BOARD_TAGS}
             for row in section.groups:
+                own = {
+                    tag: bands[kind][row] for kind, tag in BOARD_TAGS.items() if row in bands[kind]
+                }
                 for line in ("mean", "low", "high"):
+                    known = {
+                        tag: band for tag, band in own.items() if getattr(band, line) is not None
+                    }
+                    if not known:
+                        continue
                     writer = Writer(str(place / f"{_folder_name(row)} {line}"))
-                    for kind, tag in BOARD_TAGS.items():
-                        band = bands[kind].get(row)
-                        values = None if band is None else getattr(band, line)
-                        if band is not None and values is not None:
-                            for step, value in zip(band.x, values, strict=True):
-                                writer.add_scalar(tag, value, round(step))
+                    for tag, band in known.items():
+                        for step, value in zip(band.x, getattr(band, line), strict=True):
+                            writer.add_scalar(tag, value, round(step))
                     writer.close()
 
 

@@ -273,10 +273,11 @@ def seed_notes(section: Section) -> list[str]:
     """Say why there are so many seeds, where the first of them decided it."""
     differences = [row.difference for row in section.rows if row.difference]
     stages = {d.first for d in differences if d.first}
+    if not stages:
+        return []
     return [
-        f"The spread over the first {first} seeds set how many more were run; intervals and p of "
-        "differences use the standard deviation of those alone (Stein 1945)."
-        for first in sorted(stages)[:1]
+        f"The spread over the first {min(stages)} seeds set how many more were run; intervals and "
+        "p of differences use the standard deviation of those alone (Stein 1945)."
     ]
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 from hydra import compose
 from hydra.errors import MissingConfigException
@@ -46,15 +46,17 @@ def read_layers(
 
     `keys`: the names of all settings on the command line. What is given for all layers, such as
     `attn.window`, reaches those that have it: where it is null in some only the others, and where
-    no file has it those whose constructor takes it. Raises ConfigError, naming the setting, and the
-    `recipe` that brought the pattern.
+    no file has it those whose constructor takes it. A choice reaches those that know it. Raises
+    ConfigError, naming the setting, and the `recipe` that brought the pattern.
     """
     assert command.pattern is not None
     shown = f"pattern=[{','.join(command.pattern)}]" if recipe is None else f"recipe={recipe}"
     typed = {key.partition(".")[0] for key in keys}
-    of_recipe = "pattern" in typed and "layers" not in typed  # not all of its layers are wanted
+    own = {key.split(".")[1] for key in keys if key.startswith("layers.")}
+    # A pattern on the command line may leave out layers of a recipe.
+    whole = "pattern" not in typed or "layers" in keys
     for name in command.layers:
-        if name not in command.pattern and not of_recipe:
+        if name not in command.pattern and (whole or name in own):
             raise ConfigError(
                 f"layers.{name}", f"is not in {shown}; {suggest(name, command.pattern)}"
             )
@@ -83,18 +85,25 @@ def read_layers(
         }
         if not specs:  # it is the model's
             continue
-        having = [spec for spec in specs.values() if spec.get(setting) is not None]
+        takes = {
+            name: arguments_of(find_target(f"pattern.{name}", spec, allow_targets))
+            for name, spec in specs.items()
+        }
+        having = [name for name, spec in specs.items() if spec.get(setting) is not None]
         for name, spec in specs.items() if not having else ():
-            takes = arguments_of(find_target(f"pattern.{name}", spec, allow_targets))
-            having += [spec] * (setting in spec or setting in takes.types or takes.others)
+            own = takes[name]
+            having += [name] * (setting in spec or setting in own.types or own.others)
         if not having:
             own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
             theirs = [f"{name} has {', '.join(names)}" for name, names in own.items()]
             kind = "attention" if group == "attn" else group
             raise ConfigError(key, f"no {kind} in {shown} has it; {'; '.join(theirs)}")
         value = getattr(command, group)
-        for spec in having:
-            spec[setting] = value[part][setting] if part else value[setting]
+        value = value[part][setting] if part else value[setting]
+        # backend=fla is for the layers with a state, backend=flex for the others.
+        able = [name for name in having if value in get_args(takes[name].types.get(setting))]
+        for name in able or having:
+            specs[name][setting] = value
     return layers
 
 
@@ -119,12 +128,12 @@ def _read_layer(
             str(one): (choice[one] or {}) if isinstance(choice, dict) else {} for one in names
         }
         if group != "part" and len(chosen[group]) != 1:
-            first, *_, last = [*chosen[group]] or ["gqa", "gqa"]
-            raise ConfigError(
-                f"{field}.{group}",
-                f"takes one name, not {' and '.join(chosen[group]) or 'none'}; give "
-                f"{field}.{group}={last}, or settings of {first} alone",
-            )
+            first, *others = chosen[group] or ["none"]
+            named = " and ".join([first, *others])
+            wanted = f"give {field}.{group}=NAME"
+            if others:
+                wanted = f"give {field}.{group}={others[-1]}, or settings of {first} alone"
+            raise ConfigError(f"{field}.{group}", f"takes one name, not {named}; {wanted}")
     grammar = {
         group: f"[{','.join(map(quote, own))}]" if group == "part" else quote(next(iter(own)))
         for group, own in chosen.items()

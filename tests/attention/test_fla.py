@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from building import build_attention, menu
+from building import build_attention, menu, settings
 from contract import assert_same, draw
 from torch import Tensor, einsum
 
@@ -203,3 +203,12 @@ def test_on_a_cpu_as_in_the_checks_before_a_run_it_is_the_chunks(variant, monkey
     plain.load_state_dict(attention.state_dict())
     x = torch.randn(B, 11, 30)
     assert_same(attention(x), plain(x), atol=0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "linear", "full"), [("fla", "fla", "sdpa"), ("reference", "chunked", "reference")]
+)
+def test_in_a_pattern_a_backend_reaches_the_layers_that_have_it(backend, linear, full):
+    layers = settings("recipe=qwen3_next", f"attn.backend={backend}").layers
+    assert layers["linear"]["attn"]["backend"] == linear
+    assert layers["full"]["attn"]["backend"] == full

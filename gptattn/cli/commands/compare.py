@@ -43,7 +43,7 @@ def main() -> NoReturn:
         "--board",
         type=Path,
         metavar="DIR",
-        help="also write each variant's mean and interval for TensorBoard, outside the runs",
+        help="also write each variant's mean and interval for TensorBoard, into a new folder",
     )
     args = parser.parse_args()
     sys.exit(run_command(lambda: _report(args)))
