@@ -43,13 +43,23 @@ def made_by(command: str) -> list[str]:
 @pytest.mark.parametrize(
     ("shared", "values", "starts"),
     [
-        (["attn=gqa"], ["part=[]", "part=[qk_norm,gate]"], "'part=[],[qk_norm,gate]'"),
+        pytest.param(
+            ["attn=gqa"],
+            ["part=[]", "part=[qk_norm,gate]"],
+            "'part=[],[qk_norm,gate]'",
+            marks=pytest.mark.slow,
+        ),
         (
             ["budget.seconds=1.5", "data=text", "data.path='a, b.txt'"],
             ["attn=mha", "attn=mqa"],
             "attn=mha,mqa seed=1,2",
         ),
-        (["model=nano"], ["pattern=[sliding,gqa]", "pattern=[mha,gqa]"], "'pattern=["),
+        pytest.param(
+            ["model=nano"],
+            ["pattern=[sliding,gqa]", "pattern=[mha,gqa]"],
+            "'pattern=[",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds(

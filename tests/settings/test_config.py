@@ -28,7 +28,11 @@ def files_of(group: str) -> list[str]:
 
 
 ROUNDS = [*zip_longest(*map(files_of, TOGETHER))]
-OTHERS = [(group, name) for group in ("tokenizer", "experiment") for name in files_of(group)]
+# Runs of each experiment compose in test_experiments.py, which is slow too.
+OTHERS = [
+    *(("tokenizer", name) for name in files_of("tokenizer")),
+    *(pytest.param("experiment", name, marks=pytest.mark.slow) for name in files_of("experiment")),
+]
 
 
 @pytest.fixture(scope="module")
