@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gptattn.attention import Rule, Span, attend, attention_weights
 from gptattn.attention.rule import Decay
+from gptattn.attention.softmax import seen_pairs
 from gptattn.position import Positions
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
@@ -275,3 +276,10 @@ def test_a_decay_of_thousands_of_tokens_loses_no_precision():
     pairs = zip(gradients("sdpa", *inputs), gradients("reference", *wide), strict=True)
     for actual, expected in pairs:
         assert (actual - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1.0)
+
+
+def test_the_last_queries_of_a_row_see_their_chunk_their_window_or_all():
+    # Queries 3 to 6 of 7 tokens: in chunks of 3 they see 1, 2, 3 and 1 keys.
+    assert seen_pairs(4, 7, Rule(1.0, chunk=3)) == 1 + 2 + 3 + 1
+    assert seen_pairs(4, 7, Rule(1.0, window=5)) == 4 + 5 + 5 + 5
+    assert seen_pairs(4, 7, Rule(1.0)) == 4 + 5 + 6 + 7
