@@ -45,7 +45,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = [*ROOT.glob("gptattn/**/*.*"), *ROOT.glob("hydra_plugins/*.py")]
-    sources = {f.relative_to(ROOT).as_posix() for f in files if f.suffix in (".py", ".j2", ".txt")}
+    kinds = (".py", ".j2", ".js", ".txt")
+    sources = {f.relative_to(ROOT).as_posix() for f in files if f.suffix in kinds}
     configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
     assert names == sources | configs
 
