@@ -130,12 +130,12 @@ class RecurrentAttention(Attention):
         elif self.backend == "fla" and v_BHTV.device.type == "cuda":  # checks run on a CPU
             inputs = q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, s_BHDV
             y_BHTV, after = by_fla(*inputs, start_BT, dtype)
-        elif beta_BHT is None:
-            how = s_BHDV, self.chunk, start_BT
-            y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
         else:
             how = s_BHDV, self.chunk, start_BT
-            y_BHTV, after = chunked_delta(q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, *how)
+            if beta_BHT is None:
+                y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
+            else:
+                y_BHTV, after = chunked_delta(q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, *how)
         if s_BHDV is not None:
             s_BHDV.copy_(after)
         return y_BHTV
