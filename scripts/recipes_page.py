@@ -141,12 +141,17 @@ def draw(strips: Mapping[str, list[str]], suffix: str) -> bytes:
 NAMED = {"svg": "Date", "png": "Software"}  # what would differ next time
 
 
-def main() -> None:
-    """Measure, and write the table and the pictures."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Measure, and write the table and the pictures."""
+    args = new_parser().parse_args()
     set_threads(args.threads)
     text = table(*measure(args.rounds), args.rounds)
     page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
