@@ -9,7 +9,7 @@ import argparse
 import io
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from textwrap import fill
 from typing import Any
@@ -63,6 +63,7 @@ def oldest_first() -> list[str]:
     return sorted(recipes.list_recipes(), key=lambda name: (release(name)[0], name))
 
 
+@cache
 def costs(name: str) -> list[float]:
     """Return the parameters, and the bytes of a cache of each length in CACHE_S, in one model."""
     longest = build(name, max(CACHE_S))

@@ -44,9 +44,13 @@ QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 OF_SHAKESPEARE = {
     f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_ablation", "speedrun_muon")
 }
-# Of these, two variants and one rate are planned; the tests of sweeps have whole experiments.
-LONG = {"experiment=arena", "experiment=optimizers", "experiment=ladder"}
-SHORT = ['hydra.sweeper.variants=["attn=mha","attn=gqa"]', "hydra.sweeper.tune.lr=[1e-3]"]
+# Of an experiment with these in its file, only so many runs are planned: tests of experiments
+# compose all of them.
+SHORT = {
+    "recipe": "recipe=llama3,gemma3",
+    "variants": 'hydra.sweeper.variants=["attn=mha","attn=sliding"]',
+    "tune": "hydra.sweeper.tune.lr=[1e-3]",
+}
 
 
 def new_on(page: Path) -> list[tuple[str, ...]]:
@@ -110,7 +114,8 @@ def _train(arguments: list[str]) -> None:
         arguments = [*arguments, "data=text", "data.path=book.txt"]
     if any(a.startswith("init_from=outputs/") for a in arguments):  # a run that is cut down here
         arguments = [*arguments, *SIZES]
-    if "-m" in arguments or any(a in ("--help", "--cfg", "-sc") for a in arguments):
+    arguments = [a for a in arguments if a != "--help"]  # which has a test of its own
+    if "-m" in arguments or any(a in ("--cfg", "-sc") for a in arguments):
         assert command(here, *arguments, *_fewer_runs(arguments)) == 0
     elif any(a.startswith(("run_dir=", "resume=")) for a in arguments):
         assert command(here, *_cut(arguments)) == 0
@@ -134,7 +139,11 @@ def _fewer_runs(arguments: Sequence[str]) -> list[str]:
     """Return what leaves a sweep one run of each variant: plans differ little by seed and rate."""
     whole = any(a.startswith("experiment=") for a in arguments)
     seeds = [] if not whole or any(a.startswith("seed=") for a in arguments) else ["seed=1"]
-    return [*seeds, *(SHORT if LONG & {*arguments} else [])]
+    files = [CONF / "experiment" / f"{a[11:]}.yaml" for a in arguments if a[:11] == "experiment="]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    given = {a.partition("=")[0] for a in arguments}
+    fewer = [o for key, o in SHORT.items() if re.search(rf"^ +{key}:", text, re.MULTILINE)]
+    return [*seeds, *(o for o in fewer if o.partition("=")[0] not in given)]
 
 
 def _cut(arguments: Sequence[str]) -> list[str]:
@@ -163,6 +172,12 @@ def _new(arguments: list[str]) -> None:
     Path("new").mkdir()
     with contextlib.chdir("new"):
         _run("new.py")([f"{arguments[0]}_of_the_page"])  # another is importable from the folder
+
+
+def _generate(arguments: list[str]) -> None:
+    """Run it for fewer tokens."""
+    own = [a for a in arguments if a[:7] != "tokens="]
+    _run("generate.py")([*own, "tokens=8"] if own else own)
 
 
 def _compare(arguments: list[str]) -> None:
@@ -222,7 +237,7 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     "srun": _launched,
     "compare.py": _compare,
     "evaluate.py": _evaluate,
-    "generate.py": _run("generate.py"),
+    "generate.py": _generate,
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
     "new.py": _new,

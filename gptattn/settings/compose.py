@@ -23,7 +23,7 @@ from gptattn.settings.config import (
     variant_name,
 )
 from gptattn.settings.construct import check_targets
-from gptattn.settings.layers import quote, read_files, read_layers
+from gptattn.settings.layers import read_files, read_layers
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import REMOVED, build_dataclass, check_choice
@@ -101,16 +101,14 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             if (folder / file).exists() and (CONF / file).exists():
                 raise ConfigError(group, f"{folder / file} has the name of one of ours; rename it")
 
-    beside_ours = [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
-    given = typed + beside_ours
     if command.match != "none":
-        files = read_files("match_to", {"attn": quote(command.match_to)}, given)
+        files = read_files("match_to", {"attn": [command.match_to]}, cfg, folders)
         values["match_attn"] = files["attn"]
     if command.pattern is not None:
         recipe = hydra.runtime.choices.get("recipe")
         changed = {"pattern", "layers"} & {*keys}
         whole = None if changed or not isinstance(recipe, str) else recipe
-        layers = read_layers(command, keys, given, command.allow_targets, whole)
+        layers = read_layers(command, keys, cfg, folders, command.allow_targets, whole)
         choices["attn"] = variant_name(layers if len(layers) == 1 else command.pattern, [])
         if not command.layers and len(layers) == 1:  # the same run as with attn=, and its name
             values |= {**layers[choices["attn"]], "pattern": None}
@@ -128,7 +126,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         if isinstance(recipe, str):
             choices["attn"] = whole or f"{recipe}:{','.join(command.pattern)}"
     if isinstance(command.data.get("sources"), dict):
-        command.data["sources"] = _read_sources(command.data["sources"], given)
+        command.data["sources"] = _read_sources(command.data["sources"], cfg, folders)
     for file in [f for folder in folders if command.part for f in folder.glob("part/*.yaml")]:
         package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
         name = f"part.{file.stem}"
@@ -141,7 +139,9 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return TrainConfig(**values, choices=choices)
 
 
-def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+def _read_sources(
+    sources: Mapping[str, Any], cfg: DictConfig, folders: Sequence[Path]
+) -> dict[str, Any]:
     """Return the texts of a mixture with the settings in their files in conf/data."""
     found = {}
     for name, source in sources.items():
@@ -150,8 +150,8 @@ def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str,
             raise ConfigError(field, "is not a table; give {data:text,path:FILE,weight:1}")
         own: Spec = {}
         if "_target_" not in source:
-            file = {"data": quote(str(source.get("data")))}
-            own = read_files(f"{field}.data", file, given)["data"]
+            files = {"data": [str(source.get("data"))]}
+            own = read_files(f"{field}.data", files, cfg, folders)["data"]
             own.pop(MASK_DOCUMENTS, None)  # of all texts together
         found[name] = own | source
     return found

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from pathlib import Path
 from typing import Any, get_args
 
 from hydra import compose
@@ -19,26 +19,43 @@ GROUPS = {"attn": "attention", "position": "position", "part": "parts"}  # of a 
 FEWEST_TOKENS = 8  # of a window that shrinks with the context
 
 
-def read_files(field: str, choices: Mapping[str, str], given: Sequence[str]) -> dict[str, Any]:
-    """Return what the chosen files set, for a model of the given settings.
+def read_files(
+    field: str, choices: Mapping[str, Sequence[str]], cfg: DictConfig, folders: Sequence[Path]
+) -> dict[str, Any]:
+    """Return what the chosen files set, for a model of the composed settings, by config group.
 
-    `choices`: config group -> what to choose, in Hydra's grammar; `given`: the other overrides.
+    `choices`: config group -> names of files in one of the folders, or wherever Hydra searches.
     Raises ConfigError, naming `field`, for a name that is no file.
     """
-    others = [o for o in given if not re.match(rf"[+~]*({'|'.join(choices)})\b", o)]
+    root = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k not in ("hydra", *choices)])
+    OmegaConf.set_struct(root, False)
+    for group, names in choices.items():
+        root[group] = {}
+        for name in names:
+            root.merge_with(_read_file(field, group, name, folders))
+    return {group: OmegaConf.to_container(root[group], resolve=True) for group in choices}
+
+
+def _read_file(field: str, group: str, name: str, folders: Sequence[Path]) -> DictConfig:
+    files = [folder / group / f"{name}.yaml" for folder in folders]
+    file = next((file for file in files if file.is_file()), None)
+    node = OmegaConf.load(file) if file else OmegaConf.create()
+    assert isinstance(node, DictConfig)
+    if file and "defaults" not in node:  # Hydra would take a tenth of a second to read it
+        return OmegaConf.create({group: {name: node} if group == "part" else node})
+    choice = f"[{quote(name)}]" if group == "part" else quote(name)
     try:
-        node = compose("train", [*others, *(f"{group}={name}" for group, name in choices.items())])
+        return OmegaConf.masked_copy(compose("train", [f"{group}={choice}"]), [group])
     except MissingConfigException as error:
-        group, _, name = str(error.missing_cfg_file).partition("/")
         known = suggest(name, error.options or [])
         raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
-    return {group: OmegaConf.to_container(node[group], resolve=True) for group in choices}
 
 
 def read_layers(
     command: Settings,
     keys: Sequence[str],
-    given: Sequence[str],
+    cfg: DictConfig,
+    folders: Sequence[Path],
     allow_targets: Sequence[str],
     recipe: str | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -60,9 +77,8 @@ def read_layers(
             raise ConfigError(
                 f"layers.{name}", f"is not in {shown}; {suggest(name, command.pattern)}"
             )
-    known: dict[str, dict[str, Any]] = {}
     layers = {
-        name: _read_layer(name, command.layers.get(name), given, known)
+        name: _read_layer(name, command.layers.get(name), cfg, folders)
         for name in dict.fromkeys(command.pattern)
     }
     for group in ("attn", "position"):
@@ -108,14 +124,11 @@ def read_layers(
 
 
 def _read_layer(
-    name: str, written: Any, given: Sequence[str], known: dict[str, dict[str, Any]]
+    name: str, written: Any, cfg: DictConfig, folders: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return the settings of a layer as it is written in `layers`; None: of a file in conf/attn.
-
-    `known`: files that were read already, to which this adds; Hydra takes a tenth of a second.
-    """
+    """Return the settings of a layer as it is written in `layers`; None: of a file in conf/attn."""
     if written is None:
-        return read_files("pattern", {"attn": quote(name)}, given)
+        return read_files("pattern", {"attn": [name]}, cfg, folders)
     field = f"layers.{name}"
     if not isinstance(written, dict) or "attn" not in written:
         raise ConfigError(field, "has no attention; give {attn: gqa}, for example")
@@ -134,13 +147,7 @@ def _read_layer(
             if others:
                 wanted = f"give {field}.{group}={others[-1]}, or settings of {first} alone"
             raise ConfigError(f"{field}.{group}", f"takes one name, not {named}; {wanted}")
-    grammar = {
-        group: f"[{','.join(map(quote, own))}]" if group == "part" else quote(next(iter(own)))
-        for group, own in chosen.items()
-    }
-    if repr(grammar) not in known:
-        known[repr(grammar)] = read_files(field, grammar, given)
-    found = deepcopy(known[repr(grammar)])
+    found = read_files(field, {group: [*own] for group, own in chosen.items()}, cfg, folders)
     for group, own in chosen.items():
         for one, settings in own.items():
             spec = found[group][one] if group == "part" else found[group]

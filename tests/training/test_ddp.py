@@ -61,7 +61,7 @@ def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path):
-    own = ("trainer.devices=2", "model.dropout=0.2", "budget.steps=100", "sample.tokens=0")
+    own = ("trainer.devices=2", "model.dropout=0.2", "budget.steps=40", "sample.tokens=0")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert start(whole, *tiny(whole, *SHARED, *own)).wait() == 0
     process = start(cut, *tiny(cut, *SHARED, *own))
