@@ -7,6 +7,7 @@ first step. What cannot run in a test is looked at in another way; its function 
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import runpy
@@ -21,6 +22,7 @@ from pathlib import Path
 import bench
 import pytest
 import torture
+import yaml
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
@@ -43,13 +45,6 @@ SIZES = [
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 OF_SHAKESPEARE = {
     f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_ablation", "speedrun_muon")
-}
-# Of an experiment with these in its file, only so many runs are planned: tests of experiments
-# compose all of them.
-SHORT = {
-    "recipe": "recipe=llama3,gemma3",
-    "variants": 'hydra.sweeper.variants=["attn=mha","attn=sliding"]',
-    "tune": "hydra.sweeper.tune.lr=[1e-3]",
 }
 
 
@@ -136,14 +131,22 @@ def _launched(arguments: list[str]) -> None:
 
 
 def _fewer_runs(arguments: Sequence[str]) -> list[str]:
-    """Return what leaves a sweep one run of each variant: plans differ little by seed and rate."""
-    whole = any(a.startswith("experiment=") for a in arguments)
-    seeds = [] if not whole or any(a.startswith("seed=") for a in arguments) else ["seed=1"]
-    files = [CONF / "experiment" / f"{a[11:]}.yaml" for a in arguments if a[:11] == "experiment="]
-    text = "".join(file.read_text(encoding="utf-8") for file in files)
-    given = {a.partition("=")[0] for a in arguments}
-    fewer = [o for key, o in SHORT.items() if re.search(rf"^ +{key}:", text, re.MULTILINE)]
-    return [*seeds, *(o for o in fewer if o.partition("=")[0] not in given)]
+    """Return what cuts an experiment to two variants, a rate and a seed.
+
+    The tests of experiments compose all of them.
+    """
+    given, fewer = {a.partition("=")[0] for a in arguments}, list[str]()
+    for name in (a[11:] for a in arguments if a[:11] == "experiment="):
+        text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        sweeper = yaml.safe_load(text).get("hydra", {}).get("sweeper", {})
+        fewer.append("seed=1")
+        if "variants" in sweeper:
+            fewer.append(f"hydra.sweeper.variants={json.dumps(sweeper['variants'][:2])}")
+        if "tune" in sweeper:
+            fewer.append(f"hydra.sweeper.tune.lr=[{sweeper['tune']['lr'][0]}]")
+        if "recipe" in sweeper.get("params", {}):
+            fewer.append("recipe=llama3,gemma3")
+    return [one for one in fewer if one.partition("=")[0] not in given]
 
 
 def _cut(arguments: Sequence[str]) -> list[str]:
