@@ -14,7 +14,7 @@ from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model, choose_mlp_width
 from gptattn.settings.config import Spec, TrainConfig
 
-TOLERANCE = 1e-3  # relative
+TOLERANCE = 1e-2  # relative
 FIGURES: dict[str, Callable[[Cost], float | None]] = {
     "params": lambda cost: cost.params,
     "flops": lambda cost: cost.flops_per_token,
@@ -83,7 +83,7 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
     if abs(reached - target) > TOLERANCE * target:
         raise ConfigError(
             "match",
-            f"no width of the MLP brings {cfg.variant}'s {cfg.match} within {TOLERANCE:.1%} of "
+            f"no width of the MLP brings {cfg.variant}'s {cfg.match} within {TOLERANCE:.0%} of "
             f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
             f"{reached:,.0f}, and a larger model would come nearer",
         )
