@@ -2,12 +2,13 @@
 
 `python scripts/simulate_statistics.py [--fields 1000]` prints the tables of docs/comparing.md: the
 shares of false claims on variants of equal mean loss, and the smallest difference that a number of
-seeds can show. `--ladders 1000` prints the table of docs/evidence.md instead: how often the
-intervals of a ladder's multipliers all hold the true ones.
+seeds can show. `--tracks 2000` prints the table of docs/track.md instead: what both stages of the
+attention track say of entries whose true effect is known.
 """
 
 import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,17 @@ from numpy.typing import NDArray
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.ladder import Ladder, multipliers
 from gptattn.compare.table import markdown_table
+from gptattn.compare.track_statistics import (
+    Curve,
+    Effective,
+    correct_holm,
+    decide,
+    effective_compute,
+    fit_curve,
+    own_spread,
+    pool_spreads,
+)
 
 Losses = NDArray[np.float64]
 SEEDS = (3, 5, 8, 12)
@@ -90,45 +100,88 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
     return rows / fields, firsts / fields
 
 
-SIZES, GROWTH = 5, 4.0  # of a ladder: each size has 4 times the compute of the one before
-# How the standard deviation over seeds, 0.01 nats in the middle, goes from first size to last.
-SPREAD = {
-    "equal at all sizes": (1.0, 1.0),
-    "falls to a quarter": (2.0, 0.5),
-    "rises to four times": (0.5, 2.0),
-}
+# The attention track: a baseline whose loss falls as it did in the regime's trial, and entries.
+BUDGETS, BASELINE_SEEDS, ENTRIES = (0.5, 1.0, 2.0, 4.0), 20, 55
+TRACK_DEVIATION = 0.0045  # nats
+EFFECTS = (1.0, 1.02, 1.05, 1.10)  # true effective compute; its inverse for every other entry
 
 
-def joint_coverage(spread: str, variants: int, n: int, ladders: int) -> float:
-    """Return the share of ladders in which every interval holds the variant's true multiplier."""
-    generator = np.random.default_rng([variants, n])
-    deviations = 0.01 * np.geomspace(*SPREAD[spread], SIZES)[:, None]
-    factors = {"mha": 1.0} | {f"v{i}": 1 + i / 50 for i in range(1, variants)}
-    spent = 1e12 * np.power(GROWTH, np.arange(SIZES), dtype=np.float64)
-    compute = {name: spent * (1 - i / 20) for i, name in enumerate(factors)}
-    held = 0
-    for _ in range(ladders):
-        losses = {
-            name: 1.2
-            + factor * (compute[name][:, None] / 1e13) ** -0.2
-            + deviations * generator.normal(size=(SIZES, n))
-            for name, factor in factors.items()
-        }
-        reached = max(own[-1].mean() for own in losses.values())
-        found = multipliers(Ladder(compute, losses), "mha", reached)
-        ends = {name: one.interval or (0.0, np.inf) for name, one in found.items()}
-        # The same loss at A ** (1 / 0.2) times the compute.
-        held += all(low <= factors[name] ** 5 <= high for name, (low, high) in ends.items())
-    return held / ladders
+def baseline_loss(compute: float) -> float:
+    """Return about the means of the trial: 1.579, 1.267, 1.111 and 1.007 nats."""
+    return 0.955 + 0.312 / compute
 
 
-def print_ladders(ladders: int) -> None:
-    """Print the table of joint coverage."""
-    cells = [["spread over seeds", "seeds", *(f"{variants} variants" for variants in (2, 3, 4))]]
-    for spread in SPREAD:
-        for n in (3, 5):
-            shares = [joint_coverage(spread, variants, n, ladders) for variants in (2, 3, 4)]
-            cells.append([spread, str(n), *(f"{share:.3f}" for share in shares)])
+@dataclass
+class Claims:
+    """What became of all entries of one true effect."""
+
+    entries: int = 0
+    right: int = 0  # a claim with the right sign
+    wrong: int = 0  # a claim with the wrong sign, or any where the effect is none
+    equivalent: int = 0
+    second: int = 0  # open after the first seeds
+    still_open: int = 0
+    held: int = 0  # by the interval
+    tables_wrong: int = 0  # tables with a wrong claim
+
+
+def simulate_track(effect: float, tables: int) -> Claims:
+    """Return what the two stages of the track say of entries with this effective compute."""
+    generator = np.random.default_rng(round(1000 * effect))
+    done = Claims()
+
+    def draw(compute: float, n: int) -> list[float]:
+        return (baseline_loss(compute) + TRACK_DEVIATION * generator.normal(size=n)).tolist()
+
+    for _ in range(tables):
+        base = {spent: draw(spent, BASELINE_SEEDS) for spent in BUDGETS}
+        curve = fit_curve(base)
+        truths = [effect if i % 2 else 1 / effect for i in range(ENTRIES)]
+        losses = [draw(truth, 3) for truth in truths]
+        verdicts, found = _look(base, losses, curve)
+        later = [i for i, verdict in enumerate(verdicts) if verdict == "open"]
+        for i in later:
+            losses[i] += draw(truths[i], 5)
+        if later:
+            again, found = _look(base, losses, curve)
+            verdicts = [again[i] if i in later else one for i, one in enumerate(verdicts)]
+        done.second += len(later)
+        wrong = 0
+        for truth, verdict, one in zip(truths, verdicts, found, strict=True):
+            claim = {"b": 1, "w": -1}.get(verdict[0], 0)
+            sign = int(np.sign(round(np.log(truth), 9)))
+            done.entries += 1
+            done.right += claim != 0 and claim == sign
+            wrong += claim not in (0, sign)
+            done.equivalent += verdict == "equivalent"
+            done.still_open += verdict == "open"
+            done.held += one.interval[0] <= truth <= one.interval[1]
+        done.wrong += wrong
+        done.tables_wrong += wrong > 0
+    return done
+
+
+def _look(
+    base: dict[float, list[float]], losses: list[list[float]], curve: Curve
+) -> tuple[list[str], list[Effective]]:
+    shared = pool_spreads([base[1.0], *losses])
+    found = [effective_compute(own, 1.0, curve, shared or own_spread(own)) for own in losses]
+    corrected = correct_holm([one.p for one in found])
+    return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found
+
+
+def print_tracks(tables: int) -> None:
+    """Print the table of docs/track.md."""
+    cells = [
+        ["true effect", "right", "wrong", "tables with a wrong claim", "equivalent", "open"]
+        + ["second stage", "intervals that hold it"]
+    ]
+    for effect in EFFECTS:
+        done = simulate_track(effect, tables)
+        n = done.entries
+        shares = [done.right / n, done.wrong / n, done.tables_wrong / tables]
+        shares += [done.equivalent / n, done.still_open / n, done.second / n, done.held / n]
+        cells.append([f"{effect - 1:.0%}", *(f"{share:.3f}" for share in shares)])
     print(markdown_table(cells))
 
 
@@ -136,15 +189,15 @@ def new_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fields", type=int, default=1_000, help="reports per cell")
-    parser.add_argument("--ladders", type=int, help="print the table of ladders, of so many each")
+    parser.add_argument("--tracks", type=int, help="print the table of so many attention tracks")
     return parser
 
 
 def main() -> None:
     """Print the tables that were asked for."""
     args = new_parser().parse_args()
-    if args.ladders is not None:
-        print_ladders(args.ladders)
+    if args.tracks is not None:
+        print_tracks(args.tracks)
         return
     fields = args.fields
     statistics.seeds_needed = lambda *_: None  # slow, and not needed for the decisions

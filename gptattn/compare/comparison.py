@@ -14,14 +14,6 @@ import numpy as np
 from pandas import DataFrame
 
 from gptattn.compare import statistics
-from gptattn.compare.differences import (
-    OF_BLOCK,
-    OPEN,
-    WIDTH,
-    describe_conditions,
-    differences_in_provenance,
-    differences_in_settings,
-)
 from gptattn.compare.finished_runs import Run, at_first_budgets, without_replaced
 from gptattn.compare.groups import (
     COMPARED_ACROSS,
@@ -35,6 +27,14 @@ from gptattn.compare.groups import (
     typical_row,
 )
 from gptattn.compare.ladder import GROWS, LadderReport, report_ladder
+from gptattn.compare.setting_differences import (
+    OF_BLOCK,
+    OPEN,
+    WIDTH,
+    describe_conditions,
+    differences_in_provenance,
+    differences_in_settings,
+)
 from gptattn.compare.statistics import (
     Change,
     Difference,

@@ -18,8 +18,14 @@ from typing import NamedTuple
 
 from pandas import DataFrame
 
-from gptattn.compare.differences import RATE, count_shared, count_values, tell_apart, width_before
 from gptattn.compare.finished_runs import Run
+from gptattn.compare.setting_differences import (
+    RATE,
+    count_shared,
+    count_values,
+    tell_apart,
+    width_before,
+)
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import PARAMS
 

@@ -37,6 +37,7 @@ from gptattn.compare.curves import (
 )
 from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.statistics import Estimate, pair_by_seed
+from gptattn.compare.track import Track
 from gptattn.compare.verdicts import seed_words, signed
 from gptattn.runs.metrics import LOSS, PARAMS
 
@@ -211,6 +212,37 @@ def _forest_plot(section: Section, name: str) -> Plot:
         "better, red is worse)."
     )
     return _render(axes, name, f"Difference to {section.baseline}", caption)
+
+
+def draw_track(track: Track) -> Plot:
+    """Draw each entry's effective compute with its interval, the best at the top."""
+    most = float(np.exp(np.ptp([np.log(one.flops) for one in track.baseline.values()])))
+    with rc_context(STYLE):
+        labels = [_label(row.entry.name) for row in track.rows]
+        figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axvline(1, color=INK, linewidth=1)
+        axes.set_xscale("log", base=2)
+        for y, row in enumerate(track.rows):
+            kind = row.verdict.partition(",")[0]
+            colour = {"better": BETTER, "worse": WORSE}.get(kind, INK)
+            ends = np.clip(row.effective.interval, 1 / most, most)
+            axes.plot(ends, (y, y), color=colour, linewidth=1.6, solid_capstyle="butt")
+            inside = 1 / most < row.effective.value < most
+            style = {"marker": "D" if inside else "<>"[row.effective.value > 1], "markersize": 4}
+            axes.plot(np.clip(row.effective.value, 1 / most, most), y, color=colour, **style)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.xaxis.set_major_formatter(format_tick)
+        axes.grid(axis="y", visible=False)
+        axes.tick_params(axis="y", length=0)
+        axes.set(xlabel="effective compute (right is better)")
+        caption = (
+            "What the baseline would need for the same loss, over what the entry used, with 95% "
+            "intervals. Blue is better, red is worse, corrected for all entries. Arrows: outside "
+            "the baseline's budgets."
+        )
+        return _render(axes, "track", "The attention track", caption)
 
 
 def _gap_plot(

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pandas import DataFrame
 
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
-from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.groups import axes_of, describe_conflict
 from gptattn.compare.ladder import LADDER_COSTS, LadderReport
+from gptattn.compare.setting_differences import count_values, environments
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
+from gptattn.compare.track import Track, list_cells
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.sweep_states import PLANNED, describe_open
 
@@ -61,6 +63,19 @@ def write_report(
             if FORMER_PLOT.fullmatch(file.name) and file.stem not in names:
                 file.unlink()
     return out / "comparison.html"
+
+
+def write_track(track: Track, out: Path) -> Path:
+    """Write or replace track.{csv,svg,png}; return the picture's path. Raises DiskError."""
+    from gptattn.compare.plots import draw_track
+
+    plot = draw_track(track)
+    heading, *rows = list_cells(track)
+    with disk_errors(out, "--out"):
+        _write(out / "track.csv", DataFrame(rows, columns=heading).to_csv(index=False))
+        _write(out / "track.svg", _standalone(plot.svg))
+        _write(out / "track.png", plot.png)
+    return out / "track.png"
 
 
 def _write(file: Path, content: str | bytes) -> None:

@@ -21,10 +21,10 @@ from gptattn.compare.comparison import (
     estimate_rows,
 )
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
-from gptattn.compare.differences import RATE, UNSET
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.groups import Groups, group_runs, rates_differ, typical_row
 from gptattn.compare.ladder import LadderReport
+from gptattn.compare.setting_differences import RATE, UNSET
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 

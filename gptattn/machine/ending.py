@@ -1,7 +1,8 @@
 """How a command ends: signals, exit codes, and one line for a mistake.
 
-While a run trains, a signal is a request, granted at the end of a step, when the state is complete
-(`training/checkpoints.py`).
+On Ctrl-C, or another signal, a run that trains finishes its step, saves its state and exits with
+130; a second Ctrl-C stops it at once (`training/checkpoints.py`). A sweep stops its runs, which
+save alike, and says how many are done; the same command goes on (`sweep/launcher.py`).
 """
 
 import errno

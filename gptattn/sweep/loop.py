@@ -13,11 +13,11 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 
-from gptattn.errors import ConfigError, SweepError, UserError
+from gptattn.errors import SweepError, UserError
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import check_room
 from gptattn.machine.lock import hold_lock
-from gptattn.runs.folder import TUNING, RunFolder
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.layers import quote
@@ -27,7 +27,7 @@ from gptattn.sweep.jobs import Job, list_jobs, set_seeds
 from gptattn.sweep.plan import DIVERGED, Plan, find_runs, plan_jobs
 from gptattn.sweep.progress import print_end, print_plan
 from gptattn.sweep.stages import Results, Stage, Stages, share_machine
-from gptattn.sweep.tuning import FIELD, Tune, read_tune, set_rates, tune_stage
+from gptattn.sweep.tuning import Tune, read_tune, set_rate, tune_stage
 from gptattn.sweep.until import Until
 
 
@@ -72,21 +72,16 @@ def plan_stages(
     half_width: float | None,
 ) -> Stages:
     """Yield the stages of a sweep: each is asked for when the results of the last are known."""
-    rated = partial(set_rates, tune) if tune is not None else list[Job]
-    plans = plan(rated(jobs), home)
+    plans = plan(jobs if tune is None else set_rate(jobs, tune.lr[0]), home)
     until = None if half_width is None else Until(home, plans)
     title, code = "", 0
     if tune is not None:
-        trials = plan(rated(set_seeds(jobs, [tune.seed])), home / TUNING)
-        if tune.seed in {one.cfg.seed for one in plans}:
-            raise ConfigError(
-                f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
-            )
-        plans, code = yield from tune_stage(trials, plans)
+        plans, code = yield from tune_stage(tune, plans, plan, home)
         title = "stage 2 of 2  each variant at its best learning rate"
     results = (yield Stage(plans, title)) if plans else {}
     if until is not None and (later := until.decide(plans, results, tune and tune.seed)):
-        more = plan(rated(set_seeds(jobs, max(later.values(), key=len))), home)
+        rated = [Job(one.overrides) for one in plans]
+        more = plan(set_seeds(rated, max(later.values(), key=len)), home)
         yield Stage(
             [one for one in more if one.cfg.seed in later.get(variant_key(asdict(one.cfg)), ())]
         )

@@ -162,7 +162,7 @@ def find_runs(plans: Sequence[Plan]) -> Found:
     """Find the runs of these plans: same settings and, unless `sweep.keep_stale`, same provenance.
 
     A run that was extended counts with its first budget: its schedule was complete when that ended.
-    An unfinished one counts if it has a checkpoint, unless it would fail again.
+    An unfinished run is resumed if it has a checkpoint, unless it would fail again.
     """
     found = Found({}, {}, set(), {})
     known = {home: _index_by_settings(home) for home in {plan.folder.parent for plan in plans}}

@@ -1,14 +1,16 @@
 """`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
-It trains every variant at every rate, with a separate seed, in the subfolder `tuning`. The sweep
-then runs each variant at the rate with the lowest final validation loss. Reports leave out the runs
-of the first stage.
+It trains every variant at every rate, with a separate seed, in the subfolder `tuning`; `budget` is
+the share of a run's budget that such a trial gets. With `extend`, further rates follow where the
+best is the lowest or the highest. The sweep then runs each variant at the rate with the lowest
+final validation loss. Reports leave out the runs of the first stage.
 """
 
 import math
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gptattn.errors import ConfigError
@@ -22,6 +24,8 @@ from gptattn.sweep.stages import Results, Stage
 
 FIELD = "hydra.sweeper.tune"
 RATE = re.compile(r"\+*optim\.lr=")
+SEED, BUDGET = re.compile(r"\+*seed="), re.compile(r"\+*budget\.\w+=")
+MAX_RATES = 10  # of one variant, those that `extend` adds included
 
 
 @dataclass
@@ -30,6 +34,8 @@ class Tune:
 
     lr: list[float]
     seed: int = field(metadata=within(least=0))  # none of those that are compared
+    budget: float = field(default=1.0, metadata=within(least=0.01, most=1))  # share of a run's
+    extend: bool = False
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
@@ -47,78 +53,127 @@ def read_tune(node: Mapping[str, Any]) -> Tune:
     return Tune(sorted(set(tune.lr)), tune.seed)
 
 
-def set_rates(tune: Tune, jobs: Sequence[Job]) -> list[Job]:
-    """Return each job at each of the rates. Raises ConfigError if one sets the rate itself."""
+def set_rate(jobs: Sequence[Job], rate: float) -> list[Job]:
+    """Return the jobs at this rate. Raises ConfigError if one sets the rate itself."""
     for override in (override for job in jobs for override in job.overrides):
         if RATE.match(override):
             raise ConfigError(
                 override.partition("=")[0].lstrip("+"),
                 f"cannot be combined with {FIELD}, which chooses it; leave one of them out",
             )
-    return [
-        Job([*job.overrides, f"optim.lr={rate!r}"], job.variant) for job in jobs for rate in tune.lr
-    ]
+    return [Job([*job.overrides, f"optim.lr={rate!r}"], job.variant) for job in jobs]
 
 
-def make_cell_key(settings: Mapping[str, Any]) -> str:
-    """Return a key that is equal for settings that differ only in seed and learning rate."""
-    return settings_key({**settings, "seed": 0, "optim": {**settings["optim"], "lr": 1.0}})
+def shrink(budget: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Return this share of a budget in any unit, in whole steps and tokens."""
+    return {
+        unit: max(1, round(value * share)) if isinstance(value, int) else value * share
+        for unit, value in budget.items()
+        if value is not None
+    }
 
 
-def read_cell_and_rate(folder: RunFolder) -> tuple[str, float] | None:
+def make_cell_key(settings: Mapping[str, Any], share: float = 1.0) -> str:
+    """Return a key that is equal for settings that differ only in seed and learning rate.
+
+    With a `share` it is the key of their trials, which have this share of their budget.
+    """
+    own = {"seed": 0, "optim": {**settings["optim"], "lr": 1.0}}
+    own["budget"] = {**settings["budget"], **shrink(settings["budget"], share)}
+    return settings_key({**settings, **own})
+
+
+def read_cell_and_rate(folder: RunFolder, share: float = 1.0) -> tuple[str, float] | None:
     """Return the cell key and the rate of the run in the folder; None if it is damaged."""
     try:
         settings = folder.read_settings()
-        return make_cell_key(settings), float(settings["optim"]["lr"])
+        return make_cell_key(settings, share), float(settings["optim"]["lr"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
 
 def tune_stage(
-    trials: Sequence[Plan], candidates: Sequence[Plan]
+    tune: Tune, plans: Sequence[Plan], plan: Callable[[Sequence[Job], Path], list[Plan]], home: Path
 ) -> Generator[Stage, Results, tuple[list[Plan], int]]:
-    """Run the trials; return the candidates at the best rate of each variant, and an exit code.
+    """Run the trials; return the plans at the best rate of each variant, and an exit code.
 
     The code is not 0 if a variant diverged at every rate. A variant of which a trial failed
     otherwise is skipped: a rate that is tried later could be better, and it would have runs at two.
+    Raises ConfigError if the seed of the trials is one of the plans'.
     """
-    results = yield Stage([*trials], "stage 1 of 2  each variant at each learning rate", False)
+    if tune.seed in {one.cfg.seed for one in plans}:
+        raise ConfigError(
+            f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
+        )
+    own: dict[str, list[str]] = {}  # the overrides of each variant's trials, without their rates
+    for one in plans:
+        cell = make_cell_key(asdict(one.cfg), tune.budget)
+        own[cell] = [o for o in one.overrides if not (RATE.match(o) or SEED.match(o))]
+        if tune.budget < 1:
+            spent = shrink(asdict(one.cfg.budget), tune.budget)
+            own[cell] = [o for o in own[cell] if not BUDGET.match(o)]
+            own[cell] += [f"budget.{unit}={value}" for unit, value in spent.items()]
+        own[cell].append(f"seed={tune.seed}")
+    common = set.intersection(*map(set, own.values()))
 
     # Loss by rate of each variant; infinite: it diverged, None: unknown.
-    losses: dict[str, dict[float, float | None]] = {}
-    names: dict[str, str] = {}
-    common = set.intersection(*(set(trial.overrides) for trial in trials))
-    for trial in sorted(trials, key=lambda trial: trial.cfg.optim.lr):
-        loss = None
-        if trial.folder in results:
-            run = results[trial.folder]
-            loss = math.inf if run is None else RunFolder(run).final_loss()
-        cell = make_cell_key(asdict(trial.cfg))
-        losses.setdefault(cell, {})[trial.cfg.optim.lr] = loss
-        own = [o for o in trial.overrides if o not in common and not RATE.match(o)]
-        names[cell] = "".join(f"{override} " for override in own)
+    losses: dict[str, dict[float, float | None]] = {cell: {} for cell in own}
+    due: dict[str, list[float]] = dict.fromkeys(own, tune.lr)
+    title = "stage 1 of 2  each variant at each learning rate"
+    while due:
+        wanted = [Job([*own[c], f"optim.lr={r!r}"]) for c, rates in due.items() for r in rates]
+        trials = plan(wanted, home / TUNING)
+        results = yield Stage([*trials], title, False)
+        for trial in trials:
+            loss = None
+            if trial.folder in results:
+                run = results[trial.folder]
+                loss = math.inf if run is None else RunFolder(run).final_loss()
+            losses[make_cell_key(asdict(trial.cfg))][trial.cfg.optim.lr] = loss
+        further = {cell: next_rate(losses[cell]) for cell in due} if tune.extend else {}
+        due = {cell: [rate] for cell, rate in further.items() if rate is not None}
+        title = "stage 1, extended  the best rate was the lowest or the highest"
+
     best: dict[str, float] = {}
     lines, code = [], 0
     for cell, tried in losses.items():
+        name = "".join(f"{override} " for override in own[cell] if override not in common)
         known = {rate: loss for rate, loss in tried.items() if loss is not None}
         if len(known) < len(tried):
-            lines.append(f"{names[cell]}skipped: not all of its learning rates are known")
+            lines.append(f"{name}skipped: not all of its learning rates are known")
         elif min(known.values()) == math.inf:
-            lines.append(f"{names[cell]}skipped: it diverged at every learning rate")
+            lines.append(f"{name}skipped: it diverged at every learning rate")
             code = DIVERGED
         else:
             best[cell] = min(known, key=lambda rate: (known[rate], rate))
-            lines.append(names[cell] + describe_rates(known))
+            lines.append(name + describe_rates(known))
     chosen = [
-        one for one in candidates if best.get(make_cell_key(asdict(one.cfg))) == one.cfg.optim.lr
+        Job([*(o for o in one.overrides if not RATE.match(o)), f"optim.lr={best[cell]!r}"])
+        for one in plans
+        if (cell := make_cell_key(asdict(one.cfg), tune.budget)) in best
     ]
-    if count := mark_replaced(chosen):
+    final = plan(chosen, home) if chosen else []
+    if count := mark_replaced(final, tune.budget):
         lines.append(
             f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
             "best; reports leave them out"
         )
     make_console().print("\n".join(lines), markup=False, soft_wrap=True)
-    return chosen, code
+    return final, code
+
+
+def next_rate(losses: Mapping[float, float | None]) -> float | None:
+    """Return the rate beyond the best, if that is the lowest or highest of two or more; or None."""
+    rates = sorted(losses)
+    known = {rate: loss for rate, loss in losses.items() if loss is not None}
+    if len(known) < len(rates) or not 2 <= len(rates) < MAX_RATES:
+        return None
+    if min(known.values()) == math.inf:
+        return None
+    best = min(known, key=lambda rate: (known[rate], rate))
+    if best == rates[0]:
+        return float(f"{rates[0] ** 2 / rates[1]:.6g}")
+    return float(f"{rates[-1] ** 2 / rates[-2]:.6g}") if best == rates[-1] else None
 
 
 def describe_rates(losses: Mapping[float, float]) -> str:
@@ -138,19 +193,20 @@ def describe_rates(losses: Mapping[float, float]) -> str:
     return words
 
 
-def mark_replaced(chosen: Sequence[Plan]) -> int:
+def mark_replaced(chosen: Sequence[Plan], share: float = 1.0) -> int:
     """Mark finished runs of the plans' variants at other rates, of whatever seed.
 
     It is for reports to leave them out, once a rate that was added to those of a sweep turns out to
     be better. A rate counts that was tried in the folder of tuning runs; others are the user's own.
-    Runs at the plans' rates lose their mark. Return how many runs were marked.
+    Runs at the plans' rates lose their mark. `share` is that of a trial's budget. Return how many
+    runs were marked.
     """
     count = 0
-    best = {make_cell_key(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
+    best = {make_cell_key(asdict(plan.cfg), share): plan.cfg.optim.lr for plan in chosen}
     for home in {plan.folder.parent for plan in chosen}:
         tried = {read_cell_and_rate(folder) for folder in find_begun(home / TUNING)}
         for folder in find_done(home):
-            found = read_cell_and_rate(folder)
+            found = read_cell_and_rate(folder, share)
             if found is None or found[0] not in best:
                 continue
             cell, rate = found

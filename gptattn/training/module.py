@@ -23,7 +23,7 @@ from gptattn.settings.config import TrainConfig
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches: ids, targets and, where they are kept apart, documents, [B, T] each.
 
-    `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
+    `schedule(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
     (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
     UTF-8 bytes of the scored validation tokens; None: the data is a task, some of whose targets are
     IGNORED, and the accuracy on the others is logged. Raises NumericError if a loss or gradient is
@@ -39,11 +39,11 @@ class LanguageModel(L.LightningModule):
         self,
         model: GPT,
         cfg: TrainConfig,
-        progress: Callable[[int], float],
+        schedule: Callable[[int], float],
         val_bytes: int | None,
     ) -> None:
         super().__init__()
-        self.model, self.optim, self.progress = model, cfg.optim, progress
+        self.model, self.optim, self.schedule = model, cfg.optim, schedule
         self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
         self.val_bytes, self.seed = val_bytes, cfg.seed
         self.matrices = build_matrix_rule(cfg)
@@ -90,7 +90,7 @@ class LanguageModel(L.LightningModule):
         if batch_idx % self.accumulate:
             return
         step = self.global_step + 1
-        self.lr = self.optim.lr * learning_rate_factor(self.progress(step), self.optim)
+        self.lr = self.optim.lr * learning_rate_factor(self.schedule(step), self.optim)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.lr
         if self.trainer.world_size > 1:

@@ -1,4 +1,4 @@
-"""Matched comparisons: totals within 1%, and nearest widths, worked by hand where that is possible."""
+"""Matched comparisons: within 1%, the nearest width, worked by hand where that is possible."""
 
 from dataclasses import replace
 from functools import cache

@@ -12,7 +12,10 @@ from gptattn.machine.console import StdoutConsole
 from gptattn.machine.ending import run_command
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gptattn.compare.comparison import Comparison
+    from gptattn.compare.finished_runs import Run
 
 
 def main() -> NoReturn:
@@ -53,6 +56,12 @@ def _report(args: argparse.Namespace) -> None:
     """Compare the runs, then print or write what was asked."""
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = read_runs(args.folders)
+
+    from gptattn.compare.track import is_track
+
+    if is_track(runs):
+        _report_track(args, runs, skipped)
+        return
 
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import markdown_table, report_rows, warning_lines
@@ -101,6 +110,33 @@ def _report(args: argparse.Namespace) -> None:
     if args.board is not None:
         write_board(comparison, curves, args.board)
         print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
+
+
+def _report_track(
+    args: argparse.Namespace, runs: "Sequence[Run]", skipped: "Sequence[str]"
+) -> None:
+    """Print the attention track with these runs in it; write track.csv and its figure."""
+    from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
+    from gptattn.compare.table import cells_table, markdown_table
+    from gptattn.compare.track import list_cells, list_notes, make_track, read_entries, read_shipped
+
+    for line in [f"skipped: {one}" for one in skipped] + [
+        f"open: {one}" for one in describe_open_sweeps(args.folders)
+    ]:
+        print(line, file=sys.stderr)
+    track = make_track(read_entries(runs), read_shipped())
+    cells, notes = list_cells(track), list_notes(track)
+    if args.markdown:
+        print(markdown_table(cells), *(f"- {note}" for note in notes), sep="\n")
+        return
+    console = StdoutConsole(highlight=False, markup=False, emoji=False)
+    console.print(cells_table(cells, "The attention track", console.width))
+    for note in notes:
+        console.print(f"- {note}")
+    if not args.no_files:
+        out = args.out or args.folders[0] / "comparison"
+        claim_folder(out)
+        print(f"figure: {write_track(track, out)}")
 
 
 def _print(comparison: "Comparison") -> None:

@@ -1,0 +1,315 @@
+"""The attention track: runs of `experiment=track` beside the shipped entries, as one table.
+
+The file reads downwards: an entry, from runs or from a file in benchmarks/track; the rows with
+their verdicts; the table. `track_statistics.py` has the statistics, `plots.py` the figure.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+import msgspec
+
+from gptattn.compare.finished_runs import Run
+from gptattn.compare.setting_differences import RATE, WIDTH
+from gptattn.compare.statistics import Interval
+from gptattn.compare.track_statistics import (
+    Effective,
+    correct_holm,
+    decide,
+    difference_interval,
+    effective_compute,
+    fit_curve,
+    own_spread,
+    pool_spreads,
+)
+from gptattn.errors import DataError
+from gptattn.machine.disk import write_atomically
+from gptattn.runs.metrics import BITS, FLOPS, PARAMS, SPEED
+from gptattn.settings.config import CONF, TrainConfig
+
+NAME = "track"  # of the folder of its runs
+SHIPPED = CONF.parent / "benchmarks" / "track"
+BASELINE = "mha"
+BASELINE_SEEDS = range(1, 21)
+SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
+CONTEXTS = (256, 8_192)  # tokens for which the cache is given
+# Settings that an entry may have of its own, and overrides that do not name it.
+OWN = re.compile(r"(attn|part|pattern|layers|position)\b")
+UNNAMED = re.compile(r"\+*(optim\.lr|seed|experiment|budget|trainer|sweep|cache_dir)\b")
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An attention in the track's regime, trained for so many steps."""
+
+    name: str  # the overrides that make it
+    steps: int
+    losses: dict[int, float]  # seed -> bits per byte of the held-out text
+    flops: float  # of the whole training
+    params: int
+    caches: list[int]  # bytes of one row in half precision, at CONTEXTS
+    rate: float
+    speed: float | None  # training tokens/s; None: other runs shared the machine
+    machine: str
+    code: dict[str, str]  # module -> hash, of those that the result depends on
+    regime: dict[str, str]  # the settings that all entries share
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over seeds."""
+        return fmean(self.losses.values())
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the baseline, with its own seeds."""
+        return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
+
+
+def is_track(runs: Sequence[Run]) -> bool:
+    """Whether these runs are the track's: those in its folder."""
+    return all(run.folder.absolute().parent.name == NAME for run in runs)
+
+
+def read_entries(runs: Sequence[Run]) -> list[Entry]:
+    """Return the entries that the runs make, one for each number of steps.
+
+    Raises CheckpointError if the settings of a run cannot be read.
+    """
+    from gptattn.runs.load import load_config  # imports torch
+
+    groups: dict[tuple[str, int, bool], list[tuple[Run, TrainConfig]]] = {}
+    for run in runs:
+        cfg = load_config(run.folder)
+        name = " ".join(o.removeprefix("attn=") for o in cfg.overrides if not UNNAMED.match(o))
+        key = name or BASELINE, run.steps, run.seed in BASELINE_SEEDS
+        groups.setdefault(key, []).append((run, cfg))
+    return [_make_entry(name, members) for (name, _, _), members in groups.items()]
+
+
+def _make_entry(name: str, members: Sequence[tuple[Run, TrainConfig]]) -> Entry:
+    runs, (first, cfg) = [run for run, _ in members], members[0]
+    tokens = first.steps * cfg.batch_size * cfg.model.context_length
+    speeds = [run.metrics[SPEED] for run in runs if SPEED in run.metrics]
+    return Entry(
+        name=name,
+        steps=first.steps,
+        losses={run.seed: run.metrics[BITS] for run in sorted(runs, key=lambda run: run.seed)},
+        flops=first.metrics[FLOPS] * tokens,
+        params=round(first.metrics[PARAMS]),
+        caches=[count_cache(cfg, length) for length in CONTEXTS],
+        rate=float(first.settings[RATE]),
+        speed=median(speeds) if len(speeds) == len(runs) else None,
+        machine=first.environment.get("device", "?"),
+        code={**first.provenance.code} if first.provenance else {},
+        regime={
+            key: value
+            for key, value in first.settings.items()
+            if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
+        },
+    )
+
+
+def count_cache(cfg: TrainConfig, tokens: int) -> int:
+    """Return the bytes of one row's cache of so many tokens, in half precision.
+
+    Windows stay as they are.
+    """
+    import torch
+
+    from gptattn.settings.build import build_model
+
+    sized = replace(cfg, model=replace(cfg.model, context_length=tokens, vocab_size=1))
+    with torch.device("meta"):
+        model = build_model(sized, 1).to(torch.bfloat16)
+        return model.new_cache(batch=1, capacity=tokens).nbytes
+
+
+def read_shipped(folder: Path = SHIPPED) -> list[Entry]:
+    """Return the entries in a folder of JSON files. Raises DataError for one that is damaged."""
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            found += msgspec.json.decode(file.read_bytes(), type=list[Entry])
+        except msgspec.MsgspecError as error:
+            raise DataError("track", f"{file} cannot be read: {error}") from error
+    return found
+
+
+def write_shipped(entries: Iterable[Entry], folder: Path = SHIPPED) -> None:
+    """Write each entry's file, with all of its budgets. Raises DiskError."""
+    named: dict[str, list[Entry]] = {}
+    for entry in entries:
+        named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), []).append(entry)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, own in named.items():
+        data = msgspec.json.format(msgspec.json.encode(own), indent=1) + b"\n"
+        write_atomically(folder / f"{name}.json", lambda file, data=data: file.write(data))
+
+
+@dataclass(frozen=True)
+class Row:
+    """An entry beside the baseline."""
+
+    entry: Entry
+    shipped: bool
+    difference: float  # bits per byte
+    interval: Interval
+    effective: Effective
+    p: float  # of the effective compute, corrected
+    verdict: str
+    time: float | None  # the baseline's seconds for the same loss, over its own; None: not known
+
+
+@dataclass(frozen=True)
+class Track:
+    """The table: rows by effective compute, and what was left out, by name."""
+
+    baseline: Mapping[int, Entry]  # by steps
+    rows: Sequence[Row]
+    pooled: bool  # whether all rows share one standard deviation
+    left_out: Sequence[str]
+
+
+def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
+    """Return the table of these entries and of the shipped ones that can be compared with them.
+
+    Own entries take the place of shipped ones of the same name. Raises DataError without a baseline
+    at enough budgets.
+    """
+    names = {(entry.name, entry.steps, entry.is_baseline) for entry in own}
+    left_out: list[str] = []
+    kept: list[tuple[Entry, bool]] = [(entry, False) for entry in own]
+    for entry in shipped:
+        if (entry.name, entry.steps, entry.is_baseline) in names:
+            continue
+        if why := _describe_mismatch(entry, own):
+            left_out.append(f"{entry.name}, {entry.steps:,} steps: {why}")
+        else:
+            kept.append((entry, True))
+    baseline = {entry.steps: entry for entry, _ in kept if entry.is_baseline}
+    curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
+    entries = []
+    for entry, is_shipped in kept:
+        if entry.is_baseline:
+            continue
+        if entry.steps not in baseline:
+            left_out.append(f"{entry.name}: the baseline has no {entry.steps:,} steps")
+        elif len(entry.losses) not in SEEDS:
+            wanted = f"{SEEDS[0]} seeds, or {SEEDS[1]} after the second stage"
+            left_out.append(f"{entry.name}: {len(entry.losses)} seeds; an entry has {wanted}")
+        else:
+            entries.append((entry, is_shipped))
+    compared = {entry.steps: baseline[entry.steps] for entry, _ in entries}
+    groups = [[*entry.losses.values()] for entry in (*compared.values(), *(e for e, _ in entries))]
+    shared = pool_spreads(groups) if entries else None
+
+    found: list[Effective] = []
+    differences: list[tuple[float, Interval]] = []
+    for entry, _ in entries:
+        losses, base = [*entry.losses.values()], [*baseline[entry.steps].losses.values()]
+        spread = shared or own_spread(losses)
+        found.append(effective_compute(losses, entry.flops, curve, spread))
+        differences.append(difference_interval(losses, base, spread))
+    corrected = correct_holm([one.p for one in found])
+    rows = [
+        Row(
+            entry,
+            is_shipped,
+            *difference,
+            effective,
+            p,
+            decide(p, effective),
+            _effective_time(entry, baseline[entry.steps], effective.value),
+        )
+        for (entry, is_shipped), difference, effective, p in zip(
+            entries, differences, found, corrected, strict=True
+        )
+    ]
+    rows.sort(key=lambda row: -row.effective.value)
+    return Track(dict(sorted(baseline.items())), rows, shared is not None, left_out)
+
+
+def _describe_mismatch(shipped: Entry, own: Sequence[Entry]) -> str:
+    """Return why a shipped entry cannot be compared with one's own; "" if it can."""
+    for entry in own:
+        changed = sorted(k for k, _ in entry.regime.items() ^ shipped.regime.items())
+        if changed:
+            return f"other settings ({', '.join(changed[:3])})"
+        code = [m for m, digest in shipped.code.items() if entry.code.get(m, digest) != digest]
+        if code:
+            return f"other code ({', '.join(code[:3])})"
+    return ""
+
+
+def _effective_time(entry: Entry, base: Entry, effective: float) -> float | None:
+    if entry.speed is None or base.speed is None or entry.machine != base.machine:
+        return None
+    return effective * entry.flops / base.flops * entry.speed / base.speed
+
+
+HEADINGS = (
+    *("entry", "n", "lr", "bits/byte", "difference", "effective compute", "p", "verdict"),
+    *("time", "cache, 256", "cache, 8,192", "params"),
+)
+
+
+def list_cells(track: Track) -> list[list[str]]:
+    """Return the table's cells, its heading first, then the baseline's row, and then the rest."""
+    cells = [[*HEADINGS]]
+    entries = {row.entry.steps for row in track.rows} or {*track.baseline}
+    for steps in entries & {*track.baseline}:
+        base = track.baseline[steps]
+        cells.append([*_first_cells(base), "", "1", "", "the baseline", "1", *_last_cells(base)])
+    for row in track.rows:
+        low, high = row.interval
+        name, *first = _first_cells(row.entry)
+        cells.append(
+            [
+                name + " *" * (not row.shipped),
+                *first,
+                f"{row.difference:+.4f} ({low:+.4f} to {high:+.4f})",
+                _ratio_words(row.effective),
+                "<0.001" if row.p < 0.001 else f"{row.p:.3f}",
+                row.verdict,
+                "" if row.time is None else f"{row.time:.2f}",
+                *_last_cells(row.entry),
+            ]
+        )
+    return cells
+
+
+def _first_cells(entry: Entry) -> list[str]:
+    return [entry.name, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
+
+
+def _last_cells(entry: Entry) -> list[str]:
+    return [*(f"{held:,}" for held in entry.caches), f"{entry.params:,}"]
+
+
+def _ratio_words(found: Effective) -> str:
+    def shown(value: float) -> str:
+        return "below" if value == 0 else "above" if value == float("inf") else f"{value:.2f}"
+
+    low, high = map(shown, found.interval)
+    return f"{shown(found.value)} ({low} to {high})"
+
+
+def list_notes(track: Track) -> list[str]:
+    """Return lines that say how to read the table, and what it lacks."""
+    steps = ", ".join(
+        f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"
+        for one in track.baseline.values()
+    )
+    spread = "one standard deviation of all rows" if track.pooled else "each row's own deviation"
+    return [
+        f"the baseline, {BASELINE}, at {steps}",
+        "effective compute: what the baseline would need for the same loss, over what the entry "
+        "used; 95% intervals; above and below: outside the baseline's budgets",
+        f"p: that the effective compute is 1, corrected over {len(track.rows)} entries (Holm) and "
+        f"two looks, with {spread} over seeds (Levene's test)",
+        "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
+        "* trained here; the others are shipped",
+        *(f"left out: {line}" for line in track.left_out),
+    ]

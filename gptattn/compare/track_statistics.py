@@ -1,0 +1,170 @@
+"""Statistics of the attention track: a loss in units of the baseline's compute.
+
+The baseline is trained at several budgets with many seeds, and a monotone curve through its mean
+losses says how much compute it needs for a loss. An entry's effective compute is what the baseline
+would need for the entry's loss, over what the entry used. scipy is imported inside the functions,
+as in `statistics.py`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.compare.statistics import ALPHA, Interval
+from gptattn.errors import DataError
+
+Array = NDArray[np.float64]
+LOOKS = 2  # after the first seeds, and once more after those of the second stage
+MARGIN = 1.05  # times the compute: what counts as equivalent
+MIN_BUDGETS = 3
+GRID = 2_000  # points of the curve
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The baseline's loss by the logarithm of its compute, between its least and most budget."""
+
+    logs: Array  # [GRID] of FLOPs, ascending
+    losses: Array  # [GRID], falling
+    errors: Array  # [GRID] standard errors
+
+
+def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
+    """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
+
+    It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
+    300-304). Its errors come from those of the means, to first order. Raises DataError for fewer
+    than three budgets, for one with a single seed, and if a mean does not fall.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    compute = sorted(losses)
+    groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
+    means = np.array([own.mean() for own in groups])
+    if len(groups) < MIN_BUDGETS or min(map(len, groups)) < 2:
+        raise DataError(
+            "track", f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each"
+        )
+    if (np.diff(means) >= 0).any():
+        raise DataError("track", "the baseline's loss does not fall with its budget")
+    knots = np.log(compute)
+    logs = np.linspace(knots[0], knots[-1], GRID)
+    step = 1e-4 * np.ptp(means)
+    variance = np.zeros(GRID)
+    for i, own in enumerate(groups):
+        moved = np.eye(len(groups))[i] * step
+        above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
+        variance += ((above - below) / (2 * step)) ** 2 * own.var(ddof=1) / len(own)
+    return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
+
+
+class Spread(NamedTuple):
+    """A standard deviation over seeds, and its degrees of freedom."""
+
+    deviation: float
+    degrees: int
+
+
+def pool_spreads(groups: Sequence[Sequence[float]]) -> Spread | None:
+    """Return the standard deviation that the groups share; None if Levene's test denies one.
+
+    Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
+    """
+    from scipy.stats import levene
+
+    several = [np.asarray(own, dtype=np.float64) for own in groups if len(own) > 1]
+    if len(several) > 1 and levene(*several).pvalue < ALPHA:
+        return None
+    degrees = sum(len(own) - 1 for own in several)
+    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in several)
+    return Spread(math.sqrt(squares / degrees), degrees)
+
+
+def own_spread(losses: Sequence[float]) -> Spread:
+    """Return the standard deviation of these losses alone."""
+    return Spread(float(np.std(losses, ddof=1)), len(losses) - 1)
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What the baseline would need for an entry's loss, over what the entry used, with its 95%
+    interval.
+
+    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, that it is
+    1; `equivalent`: it lies between 1 / MARGIN and MARGIN, by two one-sided tests at 5%.
+    """
+
+    value: float
+    interval: Interval
+    p: float
+    equivalent: bool
+
+
+def effective_compute(
+    losses: Sequence[float], compute: float, curve: Curve, spread: Spread
+) -> Effective:
+    """Return the effective compute of losses over seeds, of runs that used so many FLOPs each.
+
+    The interval holds each compute at which the curve's loss is not shown to differ from the mean
+    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    mean = float(np.mean(losses))
+    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2)
+    t = np.maximum.accumulate((mean - curve.losses) / error)  # rises with the baseline's compute
+    ratios = curve.logs - math.log(compute)
+    two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, ALPHA))
+
+    def reached(level: float) -> float:
+        """The ratio at which t is `level`."""
+        if t[0] > level:
+            return 0.0
+        return math.inf if t[-1] < level else math.exp(np.interp(level, t, ratios))
+
+    def t_at(ratio: float) -> float:
+        return float(np.interp(math.log(ratio), ratios, t))
+
+    return Effective(
+        reached(0.0),
+        (reached(-two), reached(two)),
+        2 * float(stdtr(spread.degrees, -abs(t_at(1.0)))),
+        t_at(1 / MARGIN) <= -one and t_at(MARGIN) >= one,
+    )
+
+
+def difference_interval(
+    losses: Sequence[float], baseline: Sequence[float], spread: Spread
+) -> tuple[float, Interval]:
+    """Return the mean loss minus the baseline's, of other seeds, with its 95% interval."""
+    from scipy.special import stdtrit
+
+    mean = float(np.mean(losses) - np.mean(baseline))
+    error = spread.deviation * math.sqrt(1 / len(losses) + 1 / len(baseline))
+    half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
+    return mean, (mean - half, mean + half)
+
+
+def correct_holm(p_values: Sequence[float], looks: int = LOOKS) -> list[float]:
+    """Return the p values corrected for their number, and for the looks at each.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
+    """
+    order = np.argsort(p_values)
+    corrected, highest = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, looks * (len(p_values) - rank) * p_values[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def decide(p: float, found: Effective) -> str:
+    """Return better, worse, equivalent or open, from a corrected p; a shown one may be small."""
+    if p < ALPHA:
+        words = "better" if found.value > 1 else "worse"
+        return f"{words}, by less than {MARGIN - 1:.0%}" if found.equivalent else words
+    return "equivalent" if found.equivalent else "open"
