@@ -173,8 +173,10 @@ def _look(
 def print_tracks(tables: int) -> None:
     """Print the table of docs/track.md."""
     cells = [
-        ["true effect", "right", "wrong", "tables with a wrong claim", "equivalent", "open"]
-        + ["second stage", "intervals that hold it"]
+        [
+            *("true effect", "right", "wrong", "tables with a wrong claim", "equivalent"),
+            *("open", "second stage", "intervals that hold it"),
+        ]
     ]
     for effect in EFFECTS:
         done = simulate_track(effect, tables)

@@ -102,7 +102,7 @@ def sweep(
     tune: dict[str, Any] | None = None,
 ) -> None:
     """Run `train.py -m ARGUMENTS` in `folder`, as Hydra's sweeper would, with this launcher."""
-    given = [a for a in arguments if a.startswith(("sweep.", "ladder."))]
+    given = [a for a in arguments if a.startswith("sweep.")]
     swept = [a for a in arguments if a not in given]
     sweeper = SimpleNamespace(variants=variants, tune=tune)
     with (
@@ -110,8 +110,6 @@ def sweep(
         initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
     ):
         own = tiny(folder.parent / "swept", *OWN, *given)  # one text for all tests
-        if any(argument.startswith("ladder.") for argument in given):  # it sets these itself
-            own = [o for o in own if not o.startswith(("budget.", "model.d_model", "model.num_l"))]
         loader: Any = Loader(GlobalHydra.instance().config_loader(), own)
         config = loader.load_sweep()
         HydraConfig.instance().set_config(config)

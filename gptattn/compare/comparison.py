@@ -26,7 +26,6 @@ from gptattn.compare.groups import (
     rates_differ,
     typical_row,
 )
-from gptattn.compare.ladder import GROWS, LadderReport, report_ladder
 from gptattn.compare.setting_differences import (
     OF_BLOCK,
     OPEN,
@@ -154,7 +153,6 @@ class Comparison:
     warnings: list[str]
     skipped: list[str]
     across: list[Across] = field(default_factory=list)
-    ladders: list[LadderReport] = field(default_factory=list)
 
     @property
     def runs(self) -> list[Run]:
@@ -241,7 +239,6 @@ def compare(
         [*extended, *differences_in_provenance(runs)],
         [*skipped, *replaced, *name_copies(runs)],
         compare_across(sections),
-        find_ladders(sections),
     )
 
 
@@ -363,19 +360,6 @@ def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, s
         losses = [metrics[name][LOSS].mean for name in known]
         fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
     return fronts
-
-
-def find_ladders(sections: Sequence[Section]) -> list[LadderReport]:
-    """Return what each ladder says: sections that differ in GROWS alone, smallest first."""
-    families: dict[tuple[str, str], list[Section]] = {}
-    for section in sections:
-        key = section.baseline, section.title_without(*GROWS)
-        families.setdefault(key, []).append(section)
-    found = [
-        report_ladder(where, baseline, [(each.parts.get("model", ""), each.groups) for each in own])
-        for (baseline, where), own in families.items()
-    ]
-    return [report for report in found if report is not None]
 
 
 def compare_across(sections: Sequence[Section]) -> list[Across]:

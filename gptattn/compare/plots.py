@@ -35,7 +35,6 @@ from gptattn.compare.curves import (
     choose_curves,
     position_losses,
 )
-from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.statistics import Estimate, pair_by_seed
 from gptattn.compare.track import Track
 from gptattn.compare.verdicts import seed_words, signed
@@ -88,11 +87,6 @@ COST_AXES = {
     "flops": "FLOPs per token",
     "speed": "tokens/s",
 }
-LADDER_AXES = {
-    "compute": CURVE_AXES["flops"],
-    "cache": COST_AXES["cache"],
-    "seconds": CURVE_AXES["seconds"],
-}
 INTERVALS = "95% confidence intervals (with two seeds, {each})"
 
 Look = dict[str, Any]  # how matplotlib draws a variant
@@ -122,12 +116,7 @@ def draw_plots(
     with rc_context(STYLE), warnings.catch_warnings():
         # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        across = [
-            _ladder_plot(report, scaled, prefix)
-            for prefix, report in _numbered(comparison.ladders)
-            for scaled in report.costs
-        ]
-        across += [_size_plot(members, prefix) for prefix, members in _numbered(sized)]
+        across = [_size_plot(members, prefix) for prefix, members in _numbered(sized)]
         own = [
             _section_plots(each, curves, prefix) for prefix, each in _numbered(comparison.sections)
         ]
@@ -233,7 +222,7 @@ def draw_track(track: Track) -> Plot:
             axes.plot(np.clip(row.effective.value, 1 / most, most), y, color=colour, **style)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
-        axes.xaxis.set_major_formatter(format_tick)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(xlabel="effective compute (right is better)")
@@ -444,28 +433,6 @@ def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
         caption += " The sizes differ in context length, and so in tokens per step."
     title = "Loss against model size"
     return _render(axes, f"{prefix}loss_sizes", title, caption + _left_out(lines))
-
-
-def _ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
-    """Plot each variant's mean loss at each size, its law, and the prediction of the largest."""
-    ladder = scaled.ladder
-    axes = new_axes()
-    for i, name in enumerate(list(ladder.compute)[:MAX_NAMED]):
-        spent, style = ladder.compute[name], look(i, name) | {"linestyle": "none"}
-        line = np.geomspace(spent[0], spent[-1], 80)
-        law = [scaled.law.loss(name, x) for x in line]
-        axes.plot(line, law, color=style["color"], linewidth=1)
-        axes.plot(spent, ladder.losses[name].mean(axis=1), markersize=5, **style)
-        axes.plot(spent[-1], scaled.predicted[name], "_", color=style["color"], markersize=14)
-    _scale_x(axes, np.concatenate([*ladder.compute.values()]), linear_up_to=1)
-    axes.set(xlabel=LADDER_AXES[scaled.cost], ylabel=LOSS_LABEL)
-    caption = (
-        f"Means over {seed_words([report.seeds])} at {len(report.sizes)} sizes. "
-        "Lines: the law through all of them. Dashes: the loss that the law of the smaller sizes "
-        f"predicts for the largest.{_left_out(ladder.compute)}"
-    )
-    title = f"Loss against {LADDER_AXES[scaled.cost]}, over sizes"
-    return _render(axes, f"{prefix}ladder_{scaled.cost}", title, caption)
 
 
 def look(index: int, name: str) -> Look:

@@ -15,7 +15,6 @@ from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.groups import axes_of, describe_conflict
-from gptattn.compare.ladder import LADDER_COSTS, LadderReport
 from gptattn.compare.setting_differences import count_values, environments
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
@@ -32,7 +31,6 @@ PLOT_NAMES = (
     *("forest_loss", "loss_gap"),
     *("loss_position", "loss_position_beyond"),
     *(f"pareto_{cost}" for cost in COSTS),
-    *(f"ladder_{cost}" for cost in LADDER_COSTS),
 )
 FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
 
@@ -199,8 +197,6 @@ def _fields(node: Any) -> Any:
             return vars(node) | {"shown": node.shown}
         case Across():
             return vars(node) | {"words": verdicts.across_words(node)}
-        case LadderReport():
-            return vars(node) | {"words": verdicts.ladder_words(node)}
         case np.ndarray():
             return node.tolist()
         case Path():

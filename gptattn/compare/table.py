@@ -23,7 +23,6 @@ from gptattn.compare.comparison import (
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.groups import Groups, group_runs, rates_differ, typical_row
-from gptattn.compare.ladder import LadderReport
 from gptattn.compare.setting_differences import RATE, UNSET
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
@@ -201,27 +200,8 @@ def _escaped(cell: str) -> str:
 
 
 def tables_across(comparison: Comparison) -> list[TitledTable]:
-    """Return the tables that span several sections: ladders, then changes."""
-    return [*map(_ladder_table, comparison.ladders), *map(_across_table, comparison.across)]
-
-
-def _ladder_table(report: LadderReport) -> TitledTable:
-    """Return what each variant needs of each cost, and how well the largest size was predicted."""
-    compute = report.costs[0]
-    costs = [scaled.cost for scaled in report.costs]
-    cells = [["variant", *costs, "predicted", "measured", "error"]]
-    for name, measured in compute.measured.items():
-        found = [scaled.multipliers.get(name) for scaled in report.costs]
-        times = [verdicts.multiplier_words(each) if each else MISSING for each in found]
-        predicted = compute.predicted[name]
-        figures = [f"{predicted:.4f}", f"{measured:.4f}", f"{predicted - measured:+.4f}"]
-        cells.append([name, *times, *figures])
-    caption = (
-        f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
-        "its variants; predicted: the loss at the largest size, from the smaller ones"
-    )
-    title, words = verdicts.ladder_title(report), verdicts.ladder_words(report)
-    return TitledTable(title, cells, caption, words, verdicts.ladder_notes(report))
+    """Return the tables that span several sections."""
+    return [*map(_across_table, comparison.across)]
 
 
 def _across_table(across: Across) -> TitledTable:

@@ -5,8 +5,8 @@ their verdicts; the table. `track_statistics.py` has the statistics, `plots.py` 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
@@ -27,8 +27,9 @@ from gptattn.compare.track_statistics import (
 )
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS, SPEED
-from gptattn.settings.config import CONF, TrainConfig
+from gptattn.settings.config import CONF
 
 NAME = "track"  # of the folder of its runs
 SHIPPED = CONF.parent / "benchmarks" / "track"
@@ -72,33 +73,37 @@ def is_track(runs: Sequence[Run]) -> bool:
     return all(run.folder.absolute().parent.name == NAME for run in runs)
 
 
-def read_entries(runs: Sequence[Run]) -> list[Entry]:
+def read_entries(
+    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int]]
+) -> list[Entry]:
     """Return the entries that the runs make, one for each number of steps.
 
-    Raises CheckpointError if the settings of a run cannot be read.
+    `count_caches`: the bytes of a run's cache at each length, as `runs.load` counts them, which
+    imports torch. Raises OSError and ValueError if the settings of a run cannot be read.
     """
-    from gptattn.runs.load import load_config  # imports torch
-
-    groups: dict[tuple[str, int, bool], list[tuple[Run, TrainConfig]]] = {}
+    groups: dict[tuple[str, int, bool], list[Run]] = {}
     for run in runs:
-        cfg = load_config(run.folder)
-        name = " ".join(o.removeprefix("attn=") for o in cfg.overrides if not UNNAMED.match(o))
+        typed = RunFolder(run.folder).read_settings()["overrides"]
+        name = " ".join(o.removeprefix("attn=") for o in typed if not UNNAMED.match(o))
         key = name or BASELINE, run.steps, run.seed in BASELINE_SEEDS
-        groups.setdefault(key, []).append((run, cfg))
-    return [_make_entry(name, members) for (name, _, _), members in groups.items()]
+        groups.setdefault(key, []).append(run)
+    return [
+        _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
+        for (name, _, _), members in groups.items()
+    ]
 
 
-def _make_entry(name: str, members: Sequence[tuple[Run, TrainConfig]]) -> Entry:
-    runs, (first, cfg) = [run for run, _ in members], members[0]
-    tokens = first.steps * cfg.batch_size * cfg.model.context_length
+def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
+    first = runs[0]
+    rows, length = (int(first.settings[key]) for key in ("batch_size", "model.context_length"))
     speeds = [run.metrics[SPEED] for run in runs if SPEED in run.metrics]
     return Entry(
         name=name,
         steps=first.steps,
         losses={run.seed: run.metrics[BITS] for run in sorted(runs, key=lambda run: run.seed)},
-        flops=first.metrics[FLOPS] * tokens,
+        flops=first.metrics[FLOPS] * first.steps * rows * length,
         params=round(first.metrics[PARAMS]),
-        caches=[count_cache(cfg, length) for length in CONTEXTS],
+        caches=caches,
         rate=float(first.settings[RATE]),
         speed=median(speeds) if len(speeds) == len(runs) else None,
         machine=first.environment.get("device", "?"),
@@ -109,21 +114,6 @@ def _make_entry(name: str, members: Sequence[tuple[Run, TrainConfig]]) -> Entry:
             if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
         },
     )
-
-
-def count_cache(cfg: TrainConfig, tokens: int) -> int:
-    """Return the bytes of one row's cache of so many tokens, in half precision.
-
-    Windows stay as they are.
-    """
-    import torch
-
-    from gptattn.settings.build import build_model
-
-    sized = replace(cfg, model=replace(cfg.model, context_length=tokens, vocab_size=1))
-    with torch.device("meta"):
-        model = build_model(sized, 1).to(torch.bfloat16)
-        return model.new_cache(batch=1, capacity=tokens).nbytes
 
 
 def read_shipped(folder: Path = SHIPPED) -> list[Entry]:
@@ -234,7 +224,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
 def _describe_mismatch(shipped: Entry, own: Sequence[Entry]) -> str:
     """Return why a shipped entry cannot be compared with one's own; "" if it can."""
     for entry in own:
-        changed = sorted(k for k, _ in entry.regime.items() ^ shipped.regime.items())
+        changed = sorted({k for k, _ in entry.regime.items() ^ shipped.regime.items()})
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
         code = [m for m, digest in shipped.code.items() if entry.code.get(m, digest) != digest]

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from gptattn.compare.comparison import BITS, Across, Comparison, Row, Section
-from gptattn.compare.ladder import BEYOND, MAX_TIMES, LadderReport, Multiplier
 from gptattn.compare.statistics import (
     ALPHA,
     RESOLUTION,
@@ -19,12 +18,6 @@ from gptattn.runs.overrides import sweep_command
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
-# What a ladder's multiplier multiplies.
-NEEDS = {
-    "compute": "compute",
-    "cache": "cache per token",
-    "seconds": "seconds of training",
-}
 # Metric -> its name and unit.
 NAMES = {LOSS: ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 # What `match` made equal, and what it changed.
@@ -71,14 +64,6 @@ def more_or_fewer(value: float, of: float) -> str:
         return ""
     digits = 0 if change >= 0.0995 else 1 if change >= 0.00095 else 2
     return f"{change:.{digits}%} {'more' if value > of else 'fewer'}"
-
-
-def multiplier_words(found: Multiplier) -> str:
-    """Format a multiplier with its interval: `0.92 (0.63 to 1.35)`."""
-    if found.interval is None:
-        return f"{found.value:.2f}"
-    low, high = found.interval
-    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"
 
 
 def seed_words(counts: Iterable[int]) -> str:
@@ -283,11 +268,8 @@ def seed_notes(section: Section) -> list[str]:
 
 def across_title(across: Across) -> str:
     """Return `block=llama: how it changes from optim=adamw to optim=muon`."""
-    return _title(across.where, f"how it changes from {across.first} to {across.second}")
-
-
-def _title(where: str, words: str) -> str:
-    return f"{where}: {words}" if where else f"{words[0].upper()}{words[1:]}"
+    words = f"ow it changes from {across.first} to {across.second}"
+    return f"{across.where}: h{words}" if across.where else f"H{words}"
 
 
 def across_words(across: Across) -> list[str]:
@@ -329,66 +311,4 @@ def across_notes(across: Across) -> list[str]:
             f"a token is {first:.2f} bytes of the held-out text with {across.first} and "
             f"{second:.2f} with {across.second}: equal steps are not equal text, nor equal time"
         ]
-    return lines
-
-
-def ladder_title(report: LadderReport) -> str:
-    """Return `Needed for the same loss: 5 sizes, 3 seeds`."""
-    counts = f"{len(report.sizes)} sizes, {seed_words([report.seeds])}"
-    return _title(report.where, f"needed for the same loss: {counts}")
-
-
-def ladder_words(report: LadderReport) -> list[str]:
-    """Return a sentence per variant and cost, and some on how good the laws are."""
-    lines = []
-    for scaled in report.costs:
-        loss = "the same loss" if scaled.shared else f"a loss of {scaled.loss:.4f}"
-        lines += [
-            f"{name} needs {multiplier_words(found)} times the {NEEDS[scaled.cost]} of "
-            f"{report.baseline} for {loss}."
-            for name, found in scaled.multipliers.items()
-        ]
-        if scaled.left_out:
-            lines.append(
-                f"Left out, as the same loss would take more than {MAX_TIMES:,} times the "
-                f"{NEEDS[scaled.cost]} of {report.baseline}: {listed(scaled.left_out)}."
-            )
-    compute = report.costs[0]
-    errors = [
-        f"{name} by {compute.predicted[name] - loss:+.4f}"
-        for name, loss in compute.measured.items()
-    ]
-    lines.append(
-        f"The law through the {len(report.sizes) - 1} smaller sizes misses the losses of the "
-        f"largest: {listed(errors)} nats."
-    )
-    for scaled in report.costs:
-        if scaled.misfit is not None and scaled.misfit < ALPHA:
-            lines.append(
-                f"The law of {NEEDS[scaled.cost]} misses the means by more than seeds do "
-                f"({p_value(scaled.misfit)}): its intervals are widened by {scaled.widened:.1f}, "
-                "and nothing is extrapolated."
-            )
-    if compute.beyond is not None:
-        each = [f"{loss:.4f} for {name}" for name, loss in compute.beyond.items()]
-        lines.append(
-            f"The law holds at every size ({p_value(compute.misfit or 0)}). With {BEYOND:g} times "
-            f"the compute of the largest it gives {listed(each)}: an extrapolation."
-        )
-    return lines
-
-
-def ladder_notes(report: LadderReport) -> list[str]:
-    """Return the law of compute in symbols, and where exponents differ."""
-    law, base = report.costs[0].law, report.baseline
-    lines = [
-        f"{base}: loss = {law.floor:.3f} + {law.factors[base]:.3f} * "
-        f"(FLOPs / {law.unit:.3g})^-{law.exponents[base]:.3f}"
-    ]
-    lines += [
-        f"exponents of {NEEDS[scaled.cost]} differ between variants, so the multipliers hold at "
-        f"{scaled.loss:.4f} nats, which all of the largest size have reached"
-        for scaled in report.costs
-        if not scaled.shared
-    ]
     return lines

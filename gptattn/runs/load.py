@@ -170,6 +170,20 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
     return replace(cfg, allow_targets=list(allow_targets))
 
 
+def count_caches(folder: Path, lengths: Sequence[int]) -> list[int]:
+    """Return the bytes of one row's cache in half precision, of so many tokens each.
+
+    Windows stay as they are. Raises CheckpointError if the settings cannot be read.
+    """
+    cfg, found = load_config(folder), []
+    for tokens in lengths:
+        sized = replace(cfg, model=replace(cfg.model, context_length=tokens, vocab_size=1))
+        with torch.device("meta"):
+            model = build_model(sized, 1).to(torch.bfloat16)
+            found.append(model.new_cache(batch=1, capacity=tokens).nbytes)
+    return found
+
+
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Write a model that was not trained here as a folder that `load_run` reads.
 

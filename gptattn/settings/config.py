@@ -185,18 +185,6 @@ class SweepConfig:
 
 
 @dataclass
-class LadderConfig:
-    """The sizes of the models that a `-m` command trains, each with tokens in proportion.
-
-    `sizes`: as `64x2`, for `model.d_model` and `model.num_layers`, smallest first; None: `model`
-    and `budget` alone. `tokens_per_parameter`: training tokens / `sweep.jobs.parameters`.
-    """
-
-    sizes: list[str] | None = None
-    tokens_per_parameter: float = field(default=20.0, metadata=within(above=0, most=1e6))
-
-
-@dataclass
 class Settings:
     """What a user can set of a run; see `conf/train.yaml`.
 
@@ -237,7 +225,6 @@ class Settings:
     sample: SampleConfig = field(metadata=VIEWED)
     trainer: TrainerConfig
     sweep: SweepConfig = field(metadata=VIEWED)
-    ladder: LadderConfig = field(default_factory=LadderConfig, metadata=VIEWED)
     logger: dict[str, Spec] = field(default_factory=dict, metadata=VIEWED)
     shared_init: bool = False
     checks: bool = field(default=True, metadata=VIEWED)

@@ -1,7 +1,6 @@
 """The overrides of each run of a sweep: every combination of the values given, for every variant.
 
-A variant is an entry of `hydra.sweeper.variants`: overrides that belong together. With a ladder,
-each variant is trained at each of its sizes, with tokens in proportion.
+A variant is an entry of `hydra.sweeper.variants`: overrides that belong together.
 """
 
 import re
@@ -15,9 +14,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import LadderConfig
 
-VARIANTS, SIZES = "hydra.sweeper.variants", "ladder.sizes"
+VARIANTS = "hydra.sweeper.variants"
 
 
 class Job(NamedTuple):
@@ -31,17 +29,14 @@ def list_jobs(
     loader: ConfigLoader,
     arguments: Sequence[str],
     variants: Sequence[str] | None,
-    ladder: LadderConfig,
 ) -> list[Job]:
-    """Return the jobs for the arguments at each variant and each size.
+    """Return the jobs for the arguments at each variant.
 
     Raises ConfigError for an argument without a value, for a variant that cannot be read, and for
-    one that sets what an argument, the ladder or the whole sweep sets.
+    one that sets what an argument or the whole sweep sets.
     """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
-    sizes = [parser.parse_overrides(size) for size in list_sizes(ladder)] or [[]]
-    laddered = {override.key_or_group for override in sizes[0]}
     jobs: list[Job] = []
     for variant in variants or [""]:
         try:
@@ -61,12 +56,8 @@ def list_jobs(
                 raise ConfigError(
                     key, f"is also in {VARIANTS}, {variant!r}; leave it out, or give another list"
                 )
-        for key in (override.key_or_group for override in [*given, *own]):
-            if laddered and (key in laddered or key.startswith("budget.")):
-                raise ConfigError(key, f"cannot be combined with {SIZES}; leave one of them out")
-        for size in sizes:
-            values = product(*map(_list_values, [*own, *size, *given]))
-            jobs += [Job(list(overrides), variant) for overrides in values]
+        values = product(*map(_list_values, [*own, *given]))
+        jobs += [Job(list(overrides), variant) for overrides in values]
     return jobs
 
 
@@ -100,30 +91,6 @@ def set_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
         for overrides, variant in seedless
         for seed in seeds
     ]
-
-
-def list_sizes(ladder: LadderConfig) -> list[list[str]]:
-    """Return the overrides of each size of a ladder, smallest first; none without a ladder.
-
-    Parameters and tokens grow together. Raises ConfigError for a size that cannot be read, and
-    unless parameters grow. Source: Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.
-    """
-    found, last = [], 0
-    for text in ladder.sizes or []:
-        size = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,3})", text)
-        if size is None:
-            raise ConfigError(
-                SIZES, f"{text!r} is not a size; give model.d_model x model.num_layers, as 64x2"
-            )
-        weights = count_parameters(int(size[1]), int(size[2]))
-        if weights <= last:
-            raise ConfigError(SIZES, f"{text} is not larger than the size before; sort them")
-        tokens = round(ladder.tokens_per_parameter * weights)
-        found.append(
-            [f"model.d_model={size[1]}", f"model.num_layers={size[2]}", f"budget.tokens={tokens}"]
-        )
-        last = weights
-    return found
 
 
 def count_parameters(d_model: int, num_layers: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from gptattn.errors import SweepError, UserError
 from gptattn.machine.console import make_console
@@ -21,7 +21,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.layers import quote
-from gptattn.settings.values import check_values
 from gptattn.sweep.design import describe_design
 from gptattn.sweep.jobs import Job, list_jobs, set_seeds
 from gptattn.sweep.plan import DIVERGED, Plan, find_runs, plan_jobs
@@ -43,10 +42,8 @@ def run_sweep(
     if config.hydra.sweep.dir != ".":
         home = Path(config.hydra.sweep.dir)
     ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
-    ladder: Any = OmegaConf.to_object(config.ladder)
-    check_values(ladder, "ladder.")
     tune = None if sweeper.tune is None else read_tune(sweeper.tune)
-    jobs = list_jobs(loader, arguments, sweeper.variants, ladder)
+    jobs = list_jobs(loader, arguments, sweeper.variants)
     make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
 
     refused: dict[str, UserError] = {}

@@ -9,7 +9,7 @@ final validation loss. Reports leave out the runs of the first stage.
 import math
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def read_tune(node: Mapping[str, Any]) -> Tune:
     for rate in tune.lr:
         if not 0 < rate < math.inf:
             raise ConfigError(f"{FIELD}.lr", f"{rate} is not a positive number; give one above 0")
-    return Tune(sorted(set(tune.lr)), tune.seed)
+    return replace(tune, lr=sorted(set(tune.lr)))
 
 
 def set_rate(jobs: Sequence[Job], rate: float) -> list[Job]:

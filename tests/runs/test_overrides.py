@@ -35,7 +35,7 @@ def made_by(command: str) -> list[str]:
     """The keys of the runs that a command's sweep makes, as it plans them."""
     program, file, flag, *words = shlex.split(command)
     assert (program, file, flag) == ("python", "train.py", "-m")
-    jobs = list_jobs(cast(Any, None), words, None, settings().ladder)
+    jobs = list_jobs(cast(Any, None), words, None)
     nodes = [asdict(cached_settings(*job.overrides)) for job in jobs]
     return sorted(settings_key(node) + repr(places(flat(node))) for node in nodes)
 

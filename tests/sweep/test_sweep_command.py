@@ -98,7 +98,6 @@ def test_a_mistake_in_one_variant_is_one_line_and_leaves_nothing_behind(tmp_path
         (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: is also in hydra."),
         ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1 is one of"),
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: cannot be combined"),
-        (["model.d_model=8", "ladder.sizes=[8x1,16x2]"], {}, "model.d_model: cannot be combined"),
         (
             ["recipe=llama3,mistral", "attn.window=null", "position.base=7"],
             {},

@@ -16,14 +16,13 @@ from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import ConfigError
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
-from gptattn.settings.config import LadderConfig, TrainConfig
+from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Provenance
-from gptattn.settings.values import build_dataclass
 from gptattn.sweep.design import TYPICAL_DEVIATION, describe_design
-from gptattn.sweep.jobs import count_parameters, list_sizes, split_overrides
+from gptattn.sweep.jobs import count_parameters, split_overrides
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
-from gptattn.sweep.tuning import describe_rates, read_tune
+from gptattn.sweep.tuning import describe_rates, next_rate, read_tune, shrink
 from gptattn.sweep.until import Until
 
 
@@ -69,36 +68,33 @@ def test_the_words_on_rates_name_the_best_and_say_where_it_is_at_the_edge():
     assert describe_rates({0.1: 1.0}) == "0.1 is best (0.1: 1.0000)"
 
 
-# Ladders
-
-
-def test_each_size_has_its_width_its_layers_and_tokens_in_proportion():
-    # 12 * 2 * 8 ** 2 = 1,536 and 12 * 3 * 16 ** 2 = 9,216 weights.
-    assert list_sizes(LadderConfig(["8x2", "16x3"], tokens_per_parameter=2.5)) == [
-        ["model.d_model=8", "model.num_layers=2", "budget.tokens=3840"],
-        ["model.d_model=16", "model.num_layers=3", "budget.tokens=23040"],
-    ]
-    assert list_sizes(LadderConfig()) == []
+def test_a_model_has_the_weights_that_its_work_is_judged_by():
     cfg = settings(["attn=mha", "model.d_model=24", "model.num_layers=3"])
     blocks = build_model(cfg, vocab_size=7).blocks
     matrices = [weight for weight in blocks.parameters() if weight.dim() == 2]
     assert count_parameters(24, 3) == sum(math.prod(weight.shape) for weight in matrices)
-    text = (CONF / "experiment" / "ladder.yaml").read_text(encoding="utf-8")
-    assert len(list_sizes(build_dataclass(LadderConfig, yaml.safe_load(text)["ladder"]))) == 5
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("losses", "further"),
     [
-        (["16x2", "8x2"], "8x2 is not larger than the size before; sort them"),
-        (["16x2", "16x2"], "16x2 is not larger"),
-        (["64"], "'64' is not a size; give model.d_model x model.num_layers, as 64x2"),
-        (["0x2"], "'0x2' is not a size"),
+        ({1.0: 2.0, 2.0: 1.0, 4.0: 3.0}, None),
+        ({1.0: 1.0, 2.0: 2.0, 4.0: 3.0}, 0.5),
+        ({1.0: 3.0, 2.0: 2.0, 6.0: 1.0}, 18.0),
+        ({1.0: 2.0, 2.0: math.inf}, 0.5),
+        ({1.0: math.inf, 2.0: math.inf}, None),
+        ({1.0: 1.0, 2.0: None}, None),  # a trial failed
+        ({1.0: 1.0}, None),
+        (dict.fromkeys((2.0**i for i in range(10)), 1.0), None),  # ten are enough
     ],
 )
-def test_sizes_that_are_no_ladder_are_refused(sizes, said):
-    with pytest.raises(ConfigError, match=f"ladder.sizes: {said}"):
-        list_sizes(LadderConfig(sizes))
+def test_a_further_rate_lies_beyond_the_best_where_that_is_at_the_edge(losses, further):
+    assert next_rate(losses) == further
+
+
+def test_a_share_of_a_budget_is_in_whole_steps_and_tokens():
+    assert shrink({"steps": 10, "tokens": None, "flops": 10.0}, 0.25) == {"steps": 2, "flops": 2.5}
+    assert shrink({"steps": 1}, 0.1) == {"steps": 1}
 
 
 # How runs share the machine

@@ -119,12 +119,13 @@ def _report_track(
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
     from gptattn.compare.table import cells_table, markdown_table
     from gptattn.compare.track import list_cells, list_notes, make_track, read_entries, read_shipped
+    from gptattn.runs.load import count_caches
 
     for line in [f"skipped: {one}" for one in skipped] + [
         f"open: {one}" for one in describe_open_sweeps(args.folders)
     ]:
         print(line, file=sys.stderr)
-    track = make_track(read_entries(runs), read_shipped())
+    track = make_track(read_entries(runs, count_caches), read_shipped())
     cells, notes = list_cells(track), list_notes(track)
     if args.markdown:
         print(markdown_table(cells), *(f"- {note}" for note in notes), sep="\n")

@@ -1,0 +1,212 @@
+"""The attention track: effective compute by hand and by simulation, verdicts, entries and files."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from msgspec.structs import replace as changed
+from support import start, tiny
+
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.plots import draw_track
+from gptattn.compare.track import (
+    HEADINGS,
+    Entry,
+    is_track,
+    list_cells,
+    list_notes,
+    make_track,
+    read_entries,
+    read_shipped,
+    write_shipped,
+)
+from gptattn.compare.track_statistics import (
+    Effective,
+    Spread,
+    correct_holm,
+    decide,
+    effective_compute,
+    fit_curve,
+    pool_spreads,
+)
+from gptattn.errors import DataError
+from gptattn.runs.load import count_caches
+
+# The loss falls by 1 with each doubling: a straight line, which the curve must follow exactly.
+LINE = {2.0**i: [10.0 - i - 0.1, 10.0 - i + 0.1] for i in range(4)}
+EXACT = {spent: [10.0 - math.log2(spent)] * 2 for spent in LINE}
+
+
+def test_the_effective_compute_is_that_of_the_curve_at_the_loss():
+    curve, spread = fit_curve(EXACT), Spread(1e-9, 50)
+    # The baseline has 8.5 after 2 ** 1.5; the entry used 2.
+    found = effective_compute([8.5, 8.5], 2.0, curve, spread)
+    assert found.value == pytest.approx(2**0.5, rel=1e-4)
+    assert found.p < 1e-9
+    assert effective_compute([11.0], 2.0, curve, spread).value == 0.0  # less than the least budget
+    assert effective_compute([6.0], 2.0, curve, spread).value == math.inf
+    same = effective_compute([9.0], 2.0, curve, spread)
+    assert same.value == pytest.approx(1.0, rel=1e-4)
+    assert same.equivalent
+
+
+def test_the_interval_is_the_t_interval_of_the_loss_where_the_curve_has_no_error():
+    # By hand: t of 10 degrees at 97.5% is 2.2281; 0.1 / sqrt(4) * 2.2281 = 0.1114 doublings.
+    found = effective_compute([9.0] * 4, 2.0, fit_curve(EXACT), Spread(0.1, 10))
+    assert [math.log2(end) for end in found.interval] == pytest.approx([-0.1114, 0.1114], abs=1e-3)
+    assert found.p == pytest.approx(1.0, abs=1e-3)
+    # 5% of the compute is 0.0704 doublings, 1.41 standard errors; t at 95% is 1.812.
+    assert not found.equivalent
+    assert effective_compute([9.0] * 9, 2.0, fit_curve(EXACT), Spread(0.1, 10)).equivalent
+
+
+def test_the_curves_error_is_that_of_the_mean_at_a_budget():
+    curve = fit_curve(LINE)
+    # Two values 0.2 apart: the standard error of their mean is 0.1.
+    assert curve.errors[[0, -1]] == pytest.approx([0.1, 0.1], rel=1e-3)
+    assert curve.losses[[0, -1]] == pytest.approx([10.0, 7.0])
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ({1.0: [3.0, 3.0], 2.0: [2.0, 2.0]}, "needs 3 budgets"),
+        ({1.0: [3.0, 3.0], 2.0: [2.0], 4.0: [1.0, 1.0]}, "of 2 seeds each"),
+        ({1.0: [3.0, 3.0], 2.0: [2.0, 2.0], 4.0: [2.0, 2.0]}, "does not fall"),
+    ],
+)
+def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
+    with pytest.raises(DataError, match=f"track: .*{said}"):
+        fit_curve(losses)
+
+
+def test_the_spread_is_shared_unless_levenes_test_denies_it():
+    spread = pool_spreads([[1.0, 2.0, 3.0], [0.0, 2.0], [7.0]])
+    # Squares 2 and 2, over 2 + 1 degrees.
+    assert spread == Spread(pytest.approx(math.sqrt(4 / 3)), 3)
+    generator = np.random.default_rng(1)
+    wide = [generator.normal(scale=scale, size=20).tolist() for scale in (1.0, 10.0)]
+    assert pool_spreads(wide) is None
+
+
+def test_holms_correction_is_that_of_the_papers_steps():
+    # 4 * 0.01, then 3 * 0.015 which is above it, then 2 * 0.02 which may not fall below.
+    assert correct_holm([0.02, 0.01, 0.015, 0.5], looks=1) == pytest.approx(
+        [0.045, 0.04, 0.045, 0.5]
+    )
+    assert correct_holm([0.01], looks=2) == pytest.approx([0.02])
+
+
+@pytest.mark.parametrize(
+    ("p", "value", "equivalent", "verdict"),
+    [
+        (0.04, 1.2, False, "better"),
+        (0.04, 0.8, False, "worse"),
+        (0.04, 1.02, True, "better, by less than 5%"),
+        (0.06, 1.02, True, "equivalent"),
+        (0.06, 1.2, False, "open"),
+    ],
+)
+def test_a_verdict_needs_a_corrected_p_or_an_interval_within_five_percent(
+    p, value, equivalent, verdict
+):
+    assert decide(p, Effective(value, (0.0, 9.0), p, equivalent)) == verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", [1.0, 1.1])
+def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect):
+    generator = np.random.default_rng(7)
+    held = 0
+    for _ in range(1000):
+        base = {
+            spent: (1 + 0.3 / spent + 0.0045 * generator.normal(size=20)).tolist()
+            for spent in (0.5, 1.0, 2.0, 4.0)
+        }
+        losses = (1 + 0.3 / effect + 0.0045 * generator.normal(size=3)).tolist()
+        spread = pool_spreads([base[1.0], losses]) or Spread(0.0045, 20)
+        low, high = effective_compute(losses, 1.0, fit_curve(base), spread).interval
+        held += low <= effect <= high
+    assert 0.93 <= held / 1000 <= 0.97
+
+
+def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
+    losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
+    given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
+    own = given | {"machine": "m", "code": {"core": "1"}, "regime": {"batch_size": "8"}} | others
+    return Entry(name=name, steps=steps, losses=losses, **own)
+
+
+BASE = [
+    entry("mha", steps, 3 - math.log2(steps / 100), range(1, 13)) for steps in (50, 100, 200, 400)
+]
+NEW = range(21, 24)
+
+
+def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
+    worse = entry("mqa", 100, 4.0, NEW, speed=100.0)
+    better = entry("mine", 100, 2.5, NEW, flops=2e8, caches=[0, 0])
+    track = make_track([worse, better], BASE)
+    assert [row.entry.name for row in track.rows] == ["mine", "mqa"]
+    assert [row.verdict for row in track.rows] == ["worse", "worse"]  # for twice the FLOPs
+    # 2.5 after 100 * 2 ** 0.5 steps of the baseline, where the entry used twice the FLOPs.
+    assert track.rows[0].effective.value == pytest.approx(2**0.5 / 2, rel=0.01)
+    assert track.rows[0].difference == pytest.approx(-0.5, abs=0.01)
+    # The baseline would take half of the steps, at half the speed.
+    assert track.rows[1].time == pytest.approx(0.5 * 2, rel=0.01)
+    heading, base, *rows = list_cells(track)
+    assert heading == [*HEADINGS]
+    assert base[:2] == ["mha", "12"]
+    assert [row[0] for row in rows] == ["mine *", "mqa *"]
+    assert "corrected over 2 entries" in "".join(list_notes(track))
+    plot = draw_track(track)
+    assert "mine" in plot.svg
+    assert plot.png.startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_compared_is_left_out_by_name():
+    shipped = [
+        *BASE,
+        entry("gqa", 100, 3.0, NEW, code={"core": "2", "gqa": "1"}),
+        entry("mla", 100, 3.0, NEW, regime={"batch_size": "4"}),
+        entry("mine", 100, 9.0, NEW),  # one's own takes its place
+    ]
+    own = [
+        entry("mine", 100, 3.0, NEW),
+        entry("few", 100, 3.0, range(21, 23)),
+        entry("long", 300, 3.0, NEW),
+    ]
+    track = make_track(own, shipped)
+    assert [(row.entry.name, row.shipped) for row in track.rows] == [("mine", False)]
+    assert track.rows[0].verdict == "equivalent"
+    assert track.left_out == [
+        "gqa, 100 steps: other code (core)",
+        "mla, 100 steps: other settings (batch_size)",
+        "few: 2 seeds; an entry has 3 seeds, or 8 after the second stage",
+        "long: the baseline has no 300 steps",
+    ]
+
+
+def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
+    entries = [*BASE, changed(BASE[0], name="mha part=[gate]")]
+    write_shipped(entries, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["mha.json", "mha_part_gate.json"]
+    assert read_shipped(tmp_path) == entries
+    (tmp_path / "mha.json").write_text("[{}]")
+    with pytest.raises(DataError, match=r"mha\.json cannot be read"):
+        read_shipped(tmp_path)
+
+
+def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_path):
+    assert start(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=8", "seed=21")) == 0
+    runs, _ = read_runs([tmp_path])
+    assert not is_track(runs)
+    assert is_track([replace(runs[0], folder=tmp_path / "track" / "gqa_s21_123456")])
+    (found,) = read_entries(runs, count_caches)
+    assert "gqa attn.window=8" in found.name
+    assert found.losses == {21: runs[0].metrics["val/bits_per_byte"]}
+    assert not found.is_baseline
+    # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values, in a window of 8.
+    assert found.caches == [2 * 2 * 4 * 2 * 8] * 2
+    assert found.flops == runs[0].metrics["cost/flops_per_token"] * found.steps * 4 * 16
