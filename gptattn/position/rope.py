@@ -20,13 +20,14 @@ class RotaryPosition(HeadPosition):
     The half-split pairing is Llama's. pairs=neighbours rotates (x[2i], x[2i + 1]), as the paper and
     GLM-4 do, which is the same up to a permutation of the weights.
 
-    fraction: the share of a head that rotates, its first R = int(fraction * head_dim) numbers; the
-    others pass unchanged, as in GPT-NeoX.
+    fraction: the share of a head that rotates, its first R numbers, the largest even number in
+    fraction * head_dim; the others pass unchanged, as in GPT-NeoX.
     stretch: how many times longer the context is than the one that the weights were trained with,
     which is `original_context` tokens, by default context_length / stretch. Frequencies and scores
     change as in YaRN; 1.0 changes nothing.
 
-    Raises ValueError if R is odd or 0, and for an impossible number.
+    Raises ValueError if R is 0, for an odd head that rotates as a whole, and for an impossible
+    number.
 
     Source: Su et al. 2021, arXiv:2104.09864, sec. 3.2; stretch: Peng et al. 2023,
     arXiv:2309.00071, sec. 3.2 to 3.4.
@@ -58,11 +59,11 @@ class RotaryPosition(HeadPosition):
                 f"head_dim={head_dim} must be even for rotary positions; change the number of "
                 "heads, or rotate an even part of each with fraction"
             )
-        R = int(head_dim * fraction)
-        if R % 2 or R == 0:
+        R = int(head_dim * fraction) // 2 * 2
+        if R == 0:
             raise ValueError(
-                f"fraction={fraction} of head_dim={head_dim} is {R}; an even number, 2 or more, "
-                "must rotate"
+                f"fraction={fraction} of head_dim={head_dim} is less than 2 numbers; give "
+                f"{2 / head_dim:.3g} or more"
             )
         if not 0 < base < math.inf:
             raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")
