@@ -4,6 +4,7 @@ The file reads downwards: an entry, from runs or from a file in benchmarks/track
 their verdicts; the table. `track_statistics.py` has the statistics, `plots.py` the figure.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from statistics import fmean, median
 
 import msgspec
 
+from gptattn.compare.curves import read_curves
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_differences import RATE, WIDTH
 from gptattn.compare.statistics import Interval
@@ -31,12 +33,12 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS, SPEED
 from gptattn.settings.config import CONF
 
-NAME = "track"  # of the folder of its runs
-SHIPPED = CONF.parent / "benchmarks" / "track"
+SHIPPED = {name: CONF.parent / "benchmarks" / name for name in ("track", "track_gate")}
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
 SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
+POINTS = 100  # of a curve
 # Settings that an entry may have of its own, and overrides that do not name it.
 OWN = re.compile(r"(attn|part|pattern|layers|position)\b")
 UNNAMED = re.compile(r"\+*(optim\.lr|seed|experiment|budget|trainer|sweep|cache_dir)\b")
@@ -56,6 +58,7 @@ class Entry(msgspec.Struct, frozen=True):
     machine: str
     code: dict[str, str]  # module -> hash, of those that the result depends on
     regime: dict[str, str]  # the settings that all entries share
+    curve: list[tuple[int, float]] = []  # (step, training loss in nats) of the first seed
 
     @property
     def loss(self) -> float:
@@ -68,9 +71,10 @@ class Entry(msgspec.Struct, frozen=True):
         return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
 
 
-def is_track(runs: Sequence[Run]) -> bool:
-    """Whether these runs are the track's: those in its folder."""
-    return all(run.folder.absolute().parent.name == NAME for run in runs)
+def find_shipped(runs: Sequence[Run]) -> Path | None:
+    """Return the folder of the shipped entries, if these runs are the track's, or its gate's."""
+    homes = {run.folder.absolute().parent.name for run in runs}
+    return SHIPPED.get(homes.pop()) if len(homes) == 1 else None
 
 
 def read_entries(
@@ -97,6 +101,8 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
     first = runs[0]
     rows, length = (int(first.settings[key]) for key in ("batch_size", "model.context_length"))
     speeds = [run.metrics[SPEED] for run in runs if SPEED in run.metrics]
+    train = read_curves(first.folder)[0].train
+    train = train.iloc[:: max(1, math.ceil(len(train) / POINTS))]
     return Entry(
         name=name,
         steps=first.steps,
@@ -113,10 +119,11 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
             for key, value in first.settings.items()
             if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
         },
+        curve=[(int(step), round(loss, 4)) for step, loss in zip(train.step, train.loss, strict=True)],
     )
 
 
-def read_shipped(folder: Path = SHIPPED) -> list[Entry]:
+def read_shipped(folder: Path) -> list[Entry]:
     """Return the entries in a folder of JSON files. Raises DataError for one that is damaged."""
     found = []
     for file in sorted(folder.glob("*.json")):
@@ -127,7 +134,7 @@ def read_shipped(folder: Path = SHIPPED) -> list[Entry]:
     return found
 
 
-def write_shipped(entries: Iterable[Entry], folder: Path = SHIPPED) -> None:
+def write_shipped(entries: Iterable[Entry], folder: Path) -> None:
     """Write each entry's file, with all of its budgets. Raises DiskError."""
     named: dict[str, list[Entry]] = {}
     for entry in entries:

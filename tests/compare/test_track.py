@@ -12,8 +12,9 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.plots import draw_track
 from gptattn.compare.track import (
     HEADINGS,
+    SHIPPED,
     Entry,
-    is_track,
+    find_shipped,
     list_cells,
     list_notes,
     make_track,
@@ -201,8 +202,9 @@ def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
 def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_path):
     assert start(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=8", "seed=21")) == 0
     runs, _ = read_runs([tmp_path])
-    assert not is_track(runs)
-    assert is_track([replace(runs[0], folder=tmp_path / "track" / "gqa_s21_123456")])
+    assert find_shipped(runs) is None
+    moved = replace(runs[0], folder=tmp_path / "track_gate" / "gqa_s21_123456")
+    assert find_shipped([moved]) == SHIPPED["track_gate"]
     (found,) = read_entries(runs, count_caches)
     assert "gqa attn.window=8" in found.name
     assert found.losses == {21: runs[0].metrics["val/bits_per_byte"]}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from gptattn.compare.finished_runs import one_line, read_runs
+from gptattn.errors import ConfigError
 from gptattn.machine.console import StdoutConsole
 from gptattn.machine.ending import run_command
 
@@ -48,6 +49,11 @@ def main() -> NoReturn:
         metavar="DIR",
         help="also write each variant's mean and interval for TensorBoard, into a new folder",
     )
+    kind.add_argument(
+        "--ship",
+        action="store_true",
+        help="attention track: also write each entry to benchmarks/, to be shipped",
+    )
     args = parser.parse_args()
     sys.exit(run_command(lambda: _report(args)))
 
@@ -57,11 +63,14 @@ def _report(args: argparse.Namespace) -> None:
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = read_runs(args.folders)
 
-    from gptattn.compare.track import is_track
+    from gptattn.compare.track import find_shipped
 
-    if is_track(runs):
-        _report_track(args, runs, skipped)
+    if (shipped := find_shipped(runs)) is not None:
+        _report_track(args, runs, skipped, shipped)
         return
+
+    if args.ship:
+        raise ConfigError("--ship", "these are not runs of the attention track; leave it out")
 
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import markdown_table, report_rows, warning_lines
@@ -113,19 +122,27 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _report_track(
-    args: argparse.Namespace, runs: "Sequence[Run]", skipped: "Sequence[str]"
+    args: argparse.Namespace, runs: "Sequence[Run]", skipped: "Sequence[str]", shipped: Path
 ) -> None:
     """Print the attention track with these runs in it; write track.csv and its figure."""
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
     from gptattn.compare.table import cells_table, markdown_table
-    from gptattn.compare.track import list_cells, list_notes, make_track, read_entries, read_shipped
+    from gptattn.compare.track import (
+        list_cells,
+        list_notes,
+        make_track,
+        read_entries,
+        read_shipped,
+        write_shipped,
+    )
     from gptattn.runs.load import count_caches
 
     for line in [f"skipped: {one}" for one in skipped] + [
         f"open: {one}" for one in describe_open_sweeps(args.folders)
     ]:
         print(line, file=sys.stderr)
-    track = make_track(read_entries(runs, count_caches), read_shipped())
+    own = read_entries(runs, count_caches)
+    track = make_track(own, read_shipped(shipped))
     cells, notes = list_cells(track), list_notes(track)
     if args.markdown:
         print(markdown_table(cells), *(f"- {note}" for note in notes), sep="\n")
@@ -138,6 +155,9 @@ def _report_track(
         out = args.out or args.folders[0] / "comparison"
         claim_folder(out)
         print(f"figure: {write_track(track, out)}")
+    if args.ship:
+        write_shipped(own, shipped)
+        print(f"shipped: {shipped}")
 
 
 def _print(comparison: "Comparison") -> None:
