@@ -119,7 +119,7 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
             for key, value in first.settings.items()
             if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
         },
-        curve=[(int(step), round(loss, 4)) for step, loss in zip(train.step, train.loss, strict=True)],
+        curve=[(int(row.step), round(row.loss, 4)) for row in train.itertuples()],
     )
 
 
