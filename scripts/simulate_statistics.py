@@ -26,8 +26,7 @@ from gptattn.compare.track_statistics import (
     decide,
     effective_compute,
     fit_curve,
-    own_spread,
-    pool_spreads,
+    share_spread,
 )
 
 Losses = NDArray[np.float64]
@@ -164,8 +163,11 @@ def simulate_track(effect: float, tables: int) -> Claims:
 def _look(
     base: dict[float, list[float]], losses: list[list[float]], curve: Curve
 ) -> tuple[list[str], list[Effective]]:
-    shared = pool_spreads([base[1.0], *losses])
-    found = [effective_compute(own, 1.0, curve, shared or own_spread(own)) for own in losses]
+    spreads = share_spread([base[1.0], *losses])[1:]
+    found = [
+        effective_compute(own, 1.0, curve, spread)
+        for own, spread in zip(losses, spreads, strict=True)
+    ]
     corrected = correct_holm([one.p for one in found])
     return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found
 

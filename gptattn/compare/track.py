@@ -24,8 +24,7 @@ from gptattn.compare.track_statistics import (
     difference_interval,
     effective_compute,
     fit_curve,
-    own_spread,
-    pool_spreads,
+    share_spread,
 )
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
@@ -165,7 +164,7 @@ class Track:
 
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
-    pooled: bool  # whether all rows share one standard deviation
+    own_spread: Sequence[str]  # rows whose standard deviation is their own
     left_out: Sequence[str]
 
 
@@ -200,13 +199,12 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             entries.append((entry, is_shipped))
     compared = {entry.steps: baseline[entry.steps] for entry, _ in entries}
     groups = [[*entry.losses.values()] for entry in (*compared.values(), *(e for e, _ in entries))]
-    shared = pool_spreads(groups) if entries else None
+    spreads = share_spread(groups)[len(compared) :] if entries else []
 
     found: list[Effective] = []
     differences: list[tuple[float, Interval]] = []
-    for entry, _ in entries:
+    for (entry, _), spread in zip(entries, spreads, strict=True):
         losses, base = [*entry.losses.values()], [*baseline[entry.steps].losses.values()]
-        spread = shared or own_spread(losses)
         found.append(effective_compute(losses, entry.flops, curve, spread))
         differences.append(difference_interval(losses, base, spread))
     corrected = correct_holm([one.p for one in found])
@@ -224,8 +222,12 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             entries, differences, found, corrected, strict=True
         )
     ]
+    most = max((spread.degrees for spread in spreads), default=0)
+    own_spread = [
+        e.name for (e, _), one in zip(entries, spreads, strict=True) if one.degrees < most
+    ]
     rows.sort(key=lambda row: -row.effective.value)
-    return Track(dict(sorted(baseline.items())), rows, shared is not None, left_out)
+    return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
 def _describe_mismatch(shipped: Entry, own: Sequence[Entry]) -> str:
@@ -299,13 +301,13 @@ def list_notes(track: Track) -> list[str]:
         f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"
         for one in track.baseline.values()
     )
-    spread = "one standard deviation of all rows" if track.pooled else "each row's own deviation"
+    apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     return [
         f"the baseline, {BASELINE}, at {steps}",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used; 95% intervals; above and below: outside the baseline's budgets",
         f"p: that the effective compute is 1, corrected over {len(track.rows)} entries (Holm) and "
-        f"two looks, with {spread} over seeds (Levene's test)",
+        f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
         "* trained here; the others are shipped",
         *(f"left out: {line}" for line in track.left_out),

@@ -69,24 +69,29 @@ class Spread(NamedTuple):
     degrees: int
 
 
-def pool_spreads(groups: Sequence[Sequence[float]]) -> Spread | None:
-    """Return the standard deviation that the groups share; None if Levene's test denies one.
+def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
+    """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
+
+    While the test denies one, the group that varies most gets its own. Groups of one value share.
+    Raises DataError if no group has two values.
 
     Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
     """
     from scipy.stats import levene
 
-    several = [np.asarray(own, dtype=np.float64) for own in groups if len(own) > 1]
-    if len(several) > 1 and levene(*several).pvalue < ALPHA:
-        return None
-    degrees = sum(len(own) - 1 for own in several)
-    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in several)
-    return Spread(math.sqrt(squares / degrees), degrees)
-
-
-def own_spread(losses: Sequence[float]) -> Spread:
-    """Return the standard deviation of these losses alone."""
-    return Spread(float(np.std(losses, ddof=1)), len(losses) - 1)
+    arrays = [np.asarray(own, dtype=np.float64) for own in groups]
+    sharing = [i for i, own in enumerate(arrays) if len(own) > 1]
+    if not sharing:
+        raise DataError("track", "no entry has two seeds, so there is no spread to test against")
+    while len(sharing) > 1 and levene(*(arrays[i] for i in sharing)).pvalue < ALPHA:
+        sharing.remove(max(sharing, key=lambda i: arrays[i].var(ddof=1)))
+    degrees = sum(len(arrays[i]) - 1 for i in sharing)
+    squares = sum(float(arrays[i].var(ddof=1)) * (len(arrays[i]) - 1) for i in sharing)
+    shared = Spread(math.sqrt(squares / degrees), degrees)
+    return [
+        shared if i in sharing or len(own) < 2 else Spread(float(own.std(ddof=1)), len(own) - 1)
+        for i, own in enumerate(arrays)
+    ]
 
 
 @dataclass(frozen=True)

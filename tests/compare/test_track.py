@@ -29,7 +29,7 @@ from gptattn.compare.track_statistics import (
     decide,
     effective_compute,
     fit_curve,
-    pool_spreads,
+    share_spread,
 )
 from gptattn.errors import DataError
 from gptattn.runs.load import count_caches
@@ -82,13 +82,16 @@ def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
         fit_curve(losses)
 
 
-def test_the_spread_is_shared_unless_levenes_test_denies_it():
-    spread = pool_spreads([[1.0, 2.0, 3.0], [0.0, 2.0], [7.0]])
-    # Squares 2 and 2, over 2 + 1 degrees.
-    assert spread == Spread(pytest.approx(math.sqrt(4 / 3)), 3)
+def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
+    shared = Spread(pytest.approx(math.sqrt(4 / 3)), 3)  # squares 2 and 2, over 2 + 1 degrees
+    assert share_spread([[1.0, 2.0, 3.0], [0.0, 2.0], [7.0]]) == [shared] * 3
     generator = np.random.default_rng(1)
-    wide = [generator.normal(scale=scale, size=20).tolist() for scale in (1.0, 10.0)]
-    assert pool_spreads(wide) is None
+    narrow, wide = (generator.normal(scale=scale, size=20).tolist() for scale in (1.0, 10.0))
+    one, other, own = share_spread([narrow, narrow[::-1], wide])
+    assert one == other == Spread(pytest.approx(np.std(narrow) * math.sqrt(20 / 19)), 38)
+    assert own == Spread(pytest.approx(np.std(wide, ddof=1)), 19)
+    with pytest.raises(DataError, match="no spread to test against"):
+        share_spread([[1.0], [2.0]])
 
 
 def test_holms_correction_is_that_of_the_papers_steps():
@@ -126,7 +129,7 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
             for spent in (0.5, 1.0, 2.0, 4.0)
         }
         losses = (1 + 0.3 / effect + 0.0045 * generator.normal(size=3)).tolist()
-        spread = pool_spreads([base[1.0], losses]) or Spread(0.0045, 20)
+        spread = share_spread([base[1.0], losses])[1]
         low, high = effective_compute(losses, 1.0, fit_curve(base), spread).interval
         held += low <= effect <= high
     assert 0.93 <= held / 1000 <= 0.97
