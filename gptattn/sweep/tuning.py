@@ -1,9 +1,10 @@
 """`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
 It trains every variant at every rate, with a separate seed, in the subfolder `tuning`; `budget` is
-the share of a run's budget that such a trial gets. With `extend`, further rates follow where the
-best is the lowest or the highest. The sweep then runs each variant at the rate with the lowest
-final validation loss. Reports leave out the runs of the first stage.
+the share of a run's budget that such a trial gets. The sweep then runs each variant at the rate
+with the lowest final validation loss. With `refine`, further rates follow first where the best is
+the lowest or the highest, and the rate is the vertex of a parabola through the best and its
+neighbours. Reports leave out the runs of the first stage.
 """
 
 import math
@@ -25,7 +26,7 @@ from gptattn.sweep.stages import Results, Stage
 FIELD = "hydra.sweeper.tune"
 RATE = re.compile(r"\+*optim\.lr=")
 SEED, BUDGET = re.compile(r"\+*seed="), re.compile(r"\+*budget\.\w+=")
-MAX_RATES = 10  # of one variant, those that `extend` adds included
+MAX_RATES = 10  # of one variant, those that `refine` adds included
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Tune:
     lr: list[float]
     seed: int = field(metadata=within(least=0))  # none of those that are compared
     budget: float = field(default=1.0, metadata=within(least=0.01, most=1))  # share of a run's
-    extend: bool = False
+    refine: bool = False
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
@@ -130,7 +131,7 @@ def tune_stage(
                 run = results[trial.folder]
                 loss = math.inf if run is None else RunFolder(run).final_loss()
             losses[make_cell_key(asdict(trial.cfg))][trial.cfg.optim.lr] = loss
-        further = {cell: next_rate(losses[cell]) for cell in due} if tune.extend else {}
+        further = {cell: next_rate(losses[cell]) for cell in due} if tune.refine else {}
         due = {cell: [rate] for cell, rate in further.items() if rate is not None}
         title = "stage 1, extended  the best rate was the lowest or the highest"
 
@@ -145,21 +146,45 @@ def tune_stage(
             lines.append(f"{name}skipped: it diverged at every learning rate")
             code = DIVERGED
         else:
-            best[cell] = min(known, key=lambda rate: (known[rate], rate))
-            lines.append(name + describe_rates(known))
+            best[cell] = find_vertex(known) if tune.refine else find_best(known)
+            taken = f"; {best[cell]:g} is taken" * (best[cell] not in known)
+            lines.append(name + describe_rates(known) + taken)
     chosen = [
         Job([*(o for o in one.overrides if not RATE.match(o)), f"optim.lr={best[cell]!r}"])
         for one in plans
         if (cell := make_cell_key(asdict(one.cfg), tune.budget)) in best
     ]
     final = plan(chosen, home) if chosen else []
-    if count := mark_replaced(final, tune.budget):
+    if count := mark_replaced(final, tune):
         lines.append(
             f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
             "best; reports leave them out"
         )
     make_console().print("\n".join(lines), markup=False, soft_wrap=True)
     return final, code
+
+
+def find_best(losses: Mapping[float, float]) -> float:
+    """Return the rate with the lowest loss, on a tie the lowest rate."""
+    return min(losses, key=lambda rate: (losses[rate], rate))
+
+
+def find_vertex(losses: Mapping[float, float]) -> float:
+    """Return the lowest point of a parabola through the best rate and its neighbours.
+
+    The parabola is one of the logarithm of the rate; three digits are kept. It is the best rate
+    itself if that lacks a neighbour, or if one of them diverged.
+    """
+    rates, best = sorted(losses), find_best(losses)
+    i = rates.index(best)
+    around = rates[i - 1 : i + 2] if i else []
+    if len(around) < 3 or not all(math.isfinite(losses[rate]) for rate in around):
+        return best
+    left, right = (math.log(best / around[0]), math.log(around[2] / best))
+    down, up = (losses[around[0]] - losses[best], losses[around[2]] - losses[best])
+    bend = left * up + right * down
+    shift = (right**2 * down - left**2 * up) / (2 * bend) if bend > 0 else 0.0
+    return float(f"{best * math.exp(shift):.3g}")
 
 
 def next_rate(losses: Mapping[float, float | None]) -> float | None:
@@ -170,7 +195,7 @@ def next_rate(losses: Mapping[float, float | None]) -> float | None:
         return None
     if min(known.values()) == math.inf:
         return None
-    best = min(known, key=lambda rate: (known[rate], rate))
+    best = find_best(known)
     if best == rates[0]:
         return float(f"{rates[0] ** 2 / rates[1]:.6g}")
     return float(f"{rates[-1] ** 2 / rates[-2]:.6g}") if best == rates[-1] else None
@@ -181,7 +206,7 @@ def describe_rates(losses: Mapping[float, float]) -> str:
 
     Says so if the best is the lowest or the highest of several.
     """
-    best = min(losses, key=lambda rate: (losses[rate], rate))
+    best = find_best(losses)
     each = ", ".join(
         f"{rate:g}: {f'{loss:.4f}' if math.isfinite(loss) else 'diverged'}"
         for rate, loss in sorted(losses.items())
@@ -193,26 +218,26 @@ def describe_rates(losses: Mapping[float, float]) -> str:
     return words
 
 
-def mark_replaced(chosen: Sequence[Plan], share: float = 1.0) -> int:
+def mark_replaced(chosen: Sequence[Plan], tune: Tune) -> int:
     """Mark finished runs of the plans' variants at other rates, of whatever seed.
 
     It is for reports to leave them out, once a rate that was added to those of a sweep turns out to
-    be better. A rate counts that was tried in the folder of tuning runs; others are the user's own.
-    Runs at the plans' rates lose their mark. `share` is that of a trial's budget. Return how many
-    runs were marked.
+    be better. A rate counts that was tried in the folder of tuning runs, and with `refine` any;
+    others are the user's own. Runs at the plans' rates lose their mark. Return how many runs were
+    marked.
     """
     count = 0
-    best = {make_cell_key(asdict(plan.cfg), share): plan.cfg.optim.lr for plan in chosen}
+    best = {make_cell_key(asdict(plan.cfg), tune.budget): plan.cfg.optim.lr for plan in chosen}
     for home in {plan.folder.parent for plan in chosen}:
         tried = {read_cell_and_rate(folder) for folder in find_begun(home / TUNING)}
         for folder in find_done(home):
-            found = read_cell_and_rate(folder, share)
+            found = read_cell_and_rate(folder, tune.budget)
             if found is None or found[0] not in best:
                 continue
             cell, rate = found
             if rate == best[cell]:
                 folder.replaced_file.unlink(missing_ok=True)
-            elif found in tried and not folder.replaced:
+            elif (tune.refine or found in tried) and not folder.replaced:
                 folder.mark_replaced(f"learning rate {best[cell]:g} is better than {rate:g}")
                 count += 1
     return count

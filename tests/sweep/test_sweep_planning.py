@@ -22,7 +22,7 @@ from gptattn.sweep.design import TYPICAL_DEVIATION, describe_design
 from gptattn.sweep.jobs import count_parameters, split_overrides
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
-from gptattn.sweep.tuning import describe_rates, next_rate, read_tune, shrink
+from gptattn.sweep.tuning import describe_rates, find_vertex, next_rate, read_tune, shrink
 from gptattn.sweep.until import Until
 
 
@@ -90,6 +90,15 @@ def test_a_model_has_the_weights_that_its_work_is_judged_by():
 )
 def test_a_further_rate_lies_beyond_the_best_where_that_is_at_the_edge(losses, further):
     assert next_rate(losses) == further
+
+
+def test_the_vertex_is_that_of_the_parabola_through_the_best_rate_and_its_neighbours():
+    parabola = {rate: math.log(rate / 0.013) ** 2 for rate in (0.001, 0.005, 0.01, 0.04)}
+    assert find_vertex(parabola) == 0.013
+    assert find_vertex({0.01: 2.0, 0.02: 1.0, 0.04: 2.0}) == 0.02
+    assert find_vertex({0.01: 2.0, 0.02: 1.0, 0.04: math.inf}) == 0.02
+    assert find_vertex({0.01: 1.0, 0.02: 2.0, 0.04: 3.0}) == 0.01
+    assert find_vertex({0.01: 1.0, 0.02: 1.0, 0.04: 1.0}) == 0.01
 
 
 def test_a_share_of_a_budget_is_in_whole_steps_and_tokens():
