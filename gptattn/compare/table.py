@@ -35,6 +35,7 @@ PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
 MISSING = "–"  # noqa: RUF001
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
+    *("time", "cache, 256", "cache, 8,192"),
     "step ms",
     "MFLOPs/token",
     "bits/byte",

@@ -38,9 +38,7 @@ BASELINE_SEEDS = range(1, 21)
 SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
-# Settings that an entry may have of its own, and overrides that do not name it.
-OWN = re.compile(r"(attn|part|pattern|layers|position)\b")
-UNNAMED = re.compile(r"\+*(optim\.lr|seed|experiment|budget|trainer|sweep|cache_dir)\b")
+OWN = re.compile(r"\+*(attn|recipe|part|pattern|layers|position)\b")  # what an entry may set
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -87,7 +85,7 @@ def read_entries(
     groups: dict[tuple[str, int, bool], list[Run]] = {}
     for run in runs:
         typed = RunFolder(run.folder).read_settings()["overrides"]
-        name = " ".join(o.removeprefix("attn=") for o in typed if not UNNAMED.match(o))
+        name = " ".join(o.removeprefix("attn=") for o in typed if OWN.match(o))
         key = name or BASELINE, run.steps, run.seed in BASELINE_SEEDS
         groups.setdefault(key, []).append(run)
     return [
@@ -258,7 +256,7 @@ def list_cells(track: Track) -> list[list[str]]:
     """Return the table's cells, its heading first, then the baseline's row, and then the rest."""
     cells = [[*HEADINGS]]
     entries = {row.entry.steps for row in track.rows} or {*track.baseline}
-    for steps in entries & {*track.baseline}:
+    for steps in sorted(entries & {*track.baseline}):
         base = track.baseline[steps]
         cells.append([*_first_cells(base), "", "1", "", "the baseline", "1", *_last_cells(base)])
     for row in track.rows:
@@ -268,7 +266,7 @@ def list_cells(track: Track) -> list[list[str]]:
             [
                 name + " *" * (not row.shipped),
                 *first,
-                f"{row.difference:+.4f} ({low:+.4f} to {high:+.4f})",
+                f"{row.difference:+.4f} ± {(high - low) / 2:.4f}",
                 _ratio_words(row.effective),
                 "<0.001" if row.p < 0.001 else f"{row.p:.3f}",
                 row.verdict,
@@ -304,8 +302,9 @@ def list_notes(track: Track) -> list[str]:
     apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     return [
         f"the baseline, {BASELINE}, at {steps}",
+        "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
-        "used; 95% intervals; above and below: outside the baseline's budgets",
+        "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: that the effective compute is 1, corrected over {len(track.rows)} entries (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",

@@ -47,7 +47,9 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     means = np.array([own.mean() for own in groups])
     if len(groups) < MIN_BUDGETS or min(map(len, groups)) < 2:
         raise DataError(
-            "track", f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each"
+            "track",
+            f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each; train it with "
+            "experiment=track_baseline",
         )
     if (np.diff(means) >= 0).any():
         raise DataError("track", "the baseline's loss does not fall with its budget")

@@ -16,6 +16,7 @@ from gptattn.data.tokenizer import Tokenizer, encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
+from gptattn.machine.source_code import hash_of
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
@@ -72,7 +73,8 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     `allow_targets`: packages besides gptattn that its config may name. The config's own list does
     not count, because whoever made the folder wrote it. Raises
     CheckpointError if something is missing, damaged or from another model, ForeignTarget for a
-    `_target_` outside the packages, NumericError if a weight is not finite.
+    `_target_` outside the packages, NumericError if a weight is not finite. A warning names modules
+    whose code has changed since: the weights may not fit what it computes now.
     """
     folder = Path(folder)
     run, cfg = RunFolder(folder), load_config(folder, allow_targets)
@@ -93,6 +95,13 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
         if not torch.isfinite(weights[name]).all():
             raise NumericError("checkpoint", f"{source}: {name} is not finite; use other weights")
     model.load_state_dict(weights)
+    made = run.read_provenance()
+    code = made.code if made is not None else {}
+    if changed := [module for module, digest in code.items() if hash_of(module) != digest]:
+        print(
+            f"warning: run: the code has changed since {folder} was trained ({', '.join(changed)})",
+            file=sys.stderr,
+        )
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
 

@@ -56,7 +56,7 @@ def _describe(written: list[Path], name: str) -> str:
     steps = {
         f"gptattn-train attn={name}": "train it",
         f"gptattn-check attn={name}": "causal? finite? trained by its gradients?",
-        f"pytest test_{name}.py": "its own test",
+        f"pytest test_{name}.py": "its own test (pip install pytest)",
         f"gptattn-train -m attn=mha,{name} seed=1,2,3": "compare it",
     }
     width = max(map(len, steps))
