@@ -251,7 +251,9 @@ def test_the_report_command_printed_by_a_sweep_works(
     write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, **other)
     console = Console(width=200, record=True, file=io.StringIO())
     print_end(console, done, {})
-    (line,) = re.findall(r"report: python scripts/compare.py (.*)", console.export_text())
+    (line,) = re.findall(
+        r"report: (?:python scripts/compare.py|gptattn-compare) (.*)", console.export_text()
+    )
     arguments = shlex.split(line)
     assert ("--split" in arguments) == split
     report(*arguments, "--no-files")

@@ -369,6 +369,6 @@ def test_the_seeds_that_would_show_a_difference_come_with_their_command(
     assert d is not None
     assert d.seeds_needed is not None
     range_ = f"'seed=range(1,{d.seeds_needed + 1})'"
-    line = f"{d.seeds_needed} seeds of gqa: python train.py -m attn=mha,gqa {range_}"
+    line = f"{d.seeds_needed} seeds of gqa: gptattn-train -m attn=mha,gqa {range_}"
     # A sweep of other code would not find these runs.
     assert [*section_table(found).commands] == ([] if code else [line])

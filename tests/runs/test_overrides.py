@@ -31,11 +31,17 @@ def record(name: str, cfg: TrainConfig, home: str = "outputs/scratch") -> Path:
     return folder
 
 
+def words_of(command: str) -> list[str]:
+    """The overrides of a sweep's command, which is a script in the source tree."""
+    program, found, words = command.partition(" -m ")
+    assert program in ("python train.py", "gptattn-train")
+    assert found
+    return shlex.split(words)
+
+
 def made_by(command: str) -> list[str]:
     """The keys of the runs that a command's sweep makes, as it plans them."""
-    program, flag, *words = shlex.split(command)
-    assert (program, flag) == ("gptattn-train", "-m")
-    jobs = list_jobs(cast(Any, None), words, None)
+    jobs = list_jobs(cast(Any, None), words_of(command), None)
     nodes = [asdict(cached_settings(*job.overrides)) for job in jobs]
     return sorted(settings_key(node) + repr(places(flat(node))) for node in nodes)
 
@@ -69,7 +75,7 @@ def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds(
     runs = [record(f"{i}", one) for i, one in enumerate(variants)]
     command = sweep_command(runs, [1, 2])
     assert command is not None
-    assert command.startswith(f"python train.py -m {starts}")
+    assert command.startswith(f"gptattn-train -m {starts}")
     wanted = [asdict(replace(one, seed=seed)) for one in variants for seed in (1, 2)]
     assert made_by(command) == sorted(settings_key(w) + repr(places(flat(w))) for w in wanted)
 
@@ -78,8 +84,8 @@ def test_the_experiment_is_named_and_seeds_with_gaps_are_listed() -> None:
     named = "experiment_name=mine", "sweep.jobs=1"
     made = {attn: settings([f"attn={attn}", *named]) for attn in ("mha", "gqa")}
     runs = [record(attn, cfg, "outputs/mine") for attn, cfg in made.items()]
-    words = shlex.split(sweep_command(runs, [1, 2, 7]) or "")
-    assert {"attn=mha,gqa", "seed=1,2,7", *named} == {*words[2:]}
+    words = words_of(sweep_command(runs, [1, 2, 7]) or "")
+    assert {"attn=mha,gqa", "seed=1,2,7", *named} == {*words}
 
 
 @pytest.mark.parametrize(
