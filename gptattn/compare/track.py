@@ -299,13 +299,14 @@ def list_notes(track: Track) -> list[str]:
         f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"
         for one in track.baseline.values()
     )
+    count = f"{len(track.rows)} entr{'y' if len(track.rows) == 1 else 'ies'}"
     apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     return [
         f"the baseline, {BASELINE}, at {steps}",
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
-        f"p: that the effective compute is 1, corrected over {len(track.rows)} entries (Holm) and "
+        f"p: that the effective compute is 1, corrected over {count} (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
         "* trained here; the others are shipped",

@@ -1,11 +1,16 @@
 """The attention track: effective compute by hand and by simulation, verdicts, entries and files."""
 
+import json
 import math
+import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from msgspec.structs import replace as changed
+from reporting import report
 from support import start, tiny
 
 from gptattn.compare.finished_runs import read_runs
@@ -32,6 +37,7 @@ from gptattn.compare.track_statistics import (
     share_spread,
 )
 from gptattn.errors import DataError
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import count_caches
 
 # The loss falls by 1 with each doubling: a straight line, which the curve must follow exactly.
@@ -215,3 +221,34 @@ def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_p
     # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values, in a window of 8.
     assert found.caches == [2 * 2 * 4 * 2 * 8] * 2
     assert found.flops == runs[0].metrics["cost/flops_per_token"] * found.steps * 4 * 16
+
+
+def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, monkeypatch, capfd):
+    home = tmp_path / "outputs" / "track"
+    made = [("mha", steps, seed) for steps in (50, 100, 200) for seed in (1, 2)]
+    for name, steps, seed in [*made, *(("mine", 100, seed) for seed in NEW)]:
+        folder = home / f"{name}_s{seed}_{steps:06}"
+        shutil.copytree(runs("mha"), folder)
+        kept = RunFolder(folder)
+        settings = kept.read_settings() | {"seed": seed, "overrides": [f"attn={name}", "x=1"]}
+        kept.config_file.write_text(yaml.safe_dump(settings))
+        bits = {"val/bits_per_byte": 9 - math.log2(steps) + seed / 1000}
+        record = json.loads(kept.summary_file.read_text())
+        record |= {"seed": seed, "steps": steps, "completed": []}
+        kept.summary_file.write_text(json.dumps(record | {"metrics": record["metrics"] | bits}))
+    shipped = tmp_path / "shipped"
+    monkeypatch.setitem(SHIPPED, "track", shipped)
+    report(home, "--ship")
+    out = capfd.readouterr().out
+    # Seeds add 0.0015 on average to the baseline, 0.022 to the entry: 2 ** -0.0205 = 0.986.
+    assert re.search(r"mine \* 3 .* \+0\.0205 ± .* 0\.99 \(0\.98 to 0\.99\) worse, by less", out)
+    assert {file.name for file in shipped.iterdir()} == {"mha.json", "mine.json"}
+    assert {one.name for one in (home / "comparison").iterdir()} == {
+        f"track.{suffix}" for suffix in ("csv", "svg", "png")
+    }
+    for folder in home.glob("mha_*_000050"):  # the shipped baseline takes their place
+        shutil.rmtree(folder)
+    report(home, "--markdown")
+    assert "| mine * | 3 |" in capfd.readouterr().out
+    report(runs("mha"), "--ship", code=2)
+    assert "--ship: these are not runs of the attention track" in capfd.readouterr().err
