@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from gptattn.model.gpt import GPT
@@ -55,3 +56,8 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
         flops_per_token=3 * (2 * (sum(matrices.values()) - left_out) + mix / T),
         kv_bytes_per_token=model.new_cache(batch=1).nbytes / T if cached else None,
     )
+
+
+def count_cache(model: GPT, tokens: int | None = None) -> int:
+    """Return the bytes of one row's cache in half precision, by default for the whole context."""
+    return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes

@@ -17,6 +17,7 @@ from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.source_code import hash_of
+from gptattn.model.cost import count_cache
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
@@ -188,8 +189,7 @@ def count_caches(folder: Path, lengths: Sequence[int]) -> list[int]:
     for tokens in lengths:
         sized = replace(cfg, model=replace(cfg.model, context_length=tokens, vocab_size=1))
         with torch.device("meta"):
-            model = build_model(sized, 1).to(torch.bfloat16)
-            found.append(model.new_cache(batch=1, capacity=tokens).nbytes)
+            found.append(count_cache(build_model(sized, 1), tokens))
     return found
 
 

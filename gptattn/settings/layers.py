@@ -44,8 +44,10 @@ def _read_file(field: str, group: str, name: str, folders: Sequence[Path]) -> Di
     if file and "defaults" not in node:  # Hydra would take a tenth of a second to read it
         return OmegaConf.create({group: {name: node} if group == "part" else node})
     choice = f"[{quote(name)}]" if group == "part" else quote(name)
+    searched = ",".join(quote(f"file://{folder}") for folder in folders)
+    given = [f"{group}={choice}", f"hydra.searchpath=[{searched}]"]
     try:
-        return OmegaConf.masked_copy(compose("train", [f"{group}={choice}"]), [group])
+        return OmegaConf.masked_copy(compose("train", given), [group])
     except MissingConfigException as error:
         known = suggest(name, error.options or [])
         raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error

@@ -1,5 +1,7 @@
 """Recipes as settings: what reaches which layer, how their numbers shrink, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from building import menu
@@ -111,3 +113,13 @@ def test_two_rounds_of_a_recipe_pass_all_checks_and_its_cache_is_counted(recipe,
         model = build_model(settings(rounds), 256)
     caches = [block.attention.new_cache(1, 96).nbytes for block in model.layers()]
     assert measure_cost(model).kv_bytes_per_token == sum(caches) / 96
+
+
+def test_a_layers_file_may_begin_with_another_wherever_hydra_searches(tmp_path: Path) -> None:
+    (tmp_path / "attn").mkdir()
+    text = "defaults: [gqa, _self_]\nnum_kv_heads: 1\n"
+    (tmp_path / "attn" / "own.yaml").write_text(text, encoding="utf-8")
+    searched = f"hydra.searchpath=[file://{tmp_path}]"
+    (spec, *_) = settings([searched, "pattern=[own,mha]"]).layers.values()
+    assert spec["attn"]["_target_"].endswith("GroupedQueryAttention")
+    assert spec["attn"]["num_kv_heads"] == 1

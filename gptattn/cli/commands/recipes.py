@@ -13,7 +13,7 @@ import torch
 from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
 from gptattn.cli.arguments import option, parse, run_script
 from gptattn.errors import ConfigError
-from gptattn.model.cost import count_parameters
+from gptattn.model.cost import count_cache, count_parameters
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
@@ -107,11 +107,6 @@ def count_kinds(model: GPT) -> list[str]:
     """Return the number of layers of each kind: ["10 window", "2 full"]."""
     kinds = name_kinds(model)
     return [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-
-
-def count_cache(model: GPT, tokens: int | None = None) -> int:
-    """Return the bytes of one row's cache in half precision, by default for the whole context."""
-    return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes
 
 
 def main() -> int:
