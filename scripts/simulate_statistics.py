@@ -2,8 +2,8 @@
 
 `python scripts/simulate_statistics.py [--fields 1000]` prints the tables of docs/comparing.md: the
 shares of false claims on variants of equal mean loss, and the smallest difference that a number of
-seeds can show. `--tracks 2000` prints the table of docs/track.md instead: what both stages of the
-attention track say of entries whose true effect is known.
+seeds can show. `--tracks 2000` prints the table of docs/track.md instead: what the attention track
+says of entries whose true effect is known, from the choice of their rates to the gate.
 """
 
 import argparse
@@ -20,7 +20,6 @@ from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import markdown_table
 from gptattn.compare.track_statistics import (
-    Curve,
     Effective,
     correct_holm,
     decide,
@@ -28,6 +27,7 @@ from gptattn.compare.track_statistics import (
     fit_curve,
     share_spread,
 )
+from gptattn.sweep.tuning import find_vertex, next_rate
 
 Losses = NDArray[np.float64]
 SEEDS = (3, 5, 8, 12)
@@ -100,14 +100,36 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
 
 
 # The attention track: a baseline whose loss falls as it did in the regime's trial, and entries.
-BUDGETS, BASELINE_SEEDS, ENTRIES = (0.5, 1.0, 2.0, 4.0), 20, 55
-TRACK_DEVIATION = 0.0045  # nats
+SEEDS_BY_BUDGET = {0.5: 5, 1.0: 20, 2.0: 5, 4.0: 5}  # of the baseline
+ENTRIES = 55
+TRACK_DEVIATION = 0.0065  # bits per byte, at the whole budget
 EFFECTS = (1.0, 1.02, 1.05, 1.10)  # true effective compute; its inverse for every other entry
+RECORD = 0.01  # p, at both sizes
+# Rates, in octaves from the middle one of three that are tried. Each entry's best lies within one.
+TRIED = (0.5, 1.0, 2.0)
+TRIAL_DEVIATION = 0.013  # bits per byte, at a quarter of the budget
+BEND, TRIAL_BEND = 0.07, 0.14  # bits per byte for a rate that is an octave off
+DRIFT = 0.15  # octaves: how far entries differ in what the whole budget's best rate is lower by
 
 
 def baseline_loss(compute: float) -> float:
-    """Return about the means of the trial: 1.579, 1.267, 1.111 and 1.007 nats."""
-    return 0.955 + 0.312 / compute
+    """Return about the trial's: 2.79, 2.23, 1.88 and 1.62 bits per byte at its four budgets."""
+    return 1.03 + 1.2 * compute**-0.5
+
+
+def lose_by_rate(generator: Generator) -> float:
+    """Return what the rate that an entry's trials choose costs it beside its best one."""
+    best = generator.uniform(-1, 1)
+
+    def try_rate(rate: float) -> float:
+        noise = TRIAL_DEVIATION * generator.normal()
+        return TRIAL_BEND * (np.log2(rate) - best) ** 2 + noise
+
+    losses: dict[float, float | None] = {rate: try_rate(rate) for rate in TRIED}
+    while (further := next_rate(losses)) is not None:
+        losses[further] = try_rate(further)
+    chosen = find_vertex({rate: loss for rate, loss in losses.items() if loss is not None})
+    return BEND * (np.log2(chosen) - best - DRIFT * generator.normal()) ** 2
 
 
 @dataclass
@@ -121,55 +143,73 @@ class Claims:
     second: int = 0  # open after the first seeds
     still_open: int = 0
     held: int = 0  # by the interval
-    tables_wrong: int = 0  # tables with a wrong claim
+    records: int = 0
+    tables_wrong: int = 0  # tables with a wrong claim, or a record that is none
 
 
 def simulate_track(effect: float, tables: int) -> Claims:
-    """Return what the two stages of the track say of entries with this effective compute."""
+    """Return what the track says of entries with this effective compute, at both sizes."""
     generator = np.random.default_rng(round(1000 * effect))
+    truths = [effect if i % 2 else 1 / effect for i in range(ENTRIES)]
     done = Claims()
 
-    def draw(compute: float, n: int) -> list[float]:
-        return (baseline_loss(compute) + TRACK_DEVIATION * generator.normal(size=n)).tolist()
+    def draw(compute: float, lost: float, n: int) -> list[float]:
+        mean = baseline_loss(compute) + lost
+        return (mean + TRACK_DEVIATION * generator.normal(size=n)).tolist()
+
+    def draw_baseline() -> dict[float, list[float]]:
+        return {c: draw(c, lose_by_rate(generator), n) for c, n in SEEDS_BY_BUDGET.items()}
 
     for _ in range(tables):
-        base = {spent: draw(spent, BASELINE_SEEDS) for spent in BUDGETS}
-        curve = fit_curve(base)
-        truths = [effect if i % 2 else 1 / effect for i in range(ENTRIES)]
-        losses = [draw(truth, 3) for truth in truths]
-        verdicts, found = _look(base, losses, curve)
+        base = draw_baseline()
+        lost = [lose_by_rate(generator) for _ in truths]
+        losses = [draw(truth, own, 3) for truth, own in zip(truths, lost, strict=True)]
+        verdicts, found, p = _look(base, losses)
         later = [i for i, verdict in enumerate(verdicts) if verdict == "open"]
         for i in later:
-            losses[i] += draw(truths[i], 5)
+            losses[i] += draw(truths[i], lost[i], 5)
         if later:
-            again, found = _look(base, losses, curve)
+            again, found, new_p = _look(base, losses)
             verdicts = [again[i] if i in later else one for i, one in enumerate(verdicts)]
+            p = [new_p[i] if i in later else one for i, one in enumerate(p)]
+        best = [i for i, one in enumerate(found) if p[i] < RECORD and one.value > 1]
+        at_gate = [draw(truths[i], lose_by_rate(generator), 3) for i in best]
+        records = []
+        if best:
+            _, ratios, p = _look(draw_baseline(), at_gate)
+            records = [
+                i
+                for i, one, own in zip(best, ratios, p, strict=True)
+                if own < RECORD and one.value > 1
+            ]
         done.second += len(later)
-        wrong = 0
+        done.records += len(records)
+        wrong = sum(truths[i] <= 1 for i in records)
         for truth, verdict, one in zip(truths, verdicts, found, strict=True):
             claim = {"b": 1, "w": -1}.get(verdict[0], 0)
             sign = int(np.sign(round(np.log(truth), 9)))
             done.entries += 1
             done.right += claim != 0 and claim == sign
+            done.wrong += claim not in (0, sign)
             wrong += claim not in (0, sign)
             done.equivalent += verdict == "equivalent"
             done.still_open += verdict == "open"
             done.held += one.interval[0] <= truth <= one.interval[1]
-        done.wrong += wrong
         done.tables_wrong += wrong > 0
     return done
 
 
 def _look(
-    base: dict[float, list[float]], losses: list[list[float]], curve: Curve
-) -> tuple[list[str], list[Effective]]:
-    spreads = share_spread([base[1.0], *losses])[1:]
+    base: dict[float, list[float]], losses: list[list[float]]
+) -> tuple[list[str], list[Effective], list[float]]:
+    """Return the verdicts, the effective compute, and the corrected p."""
+    curve, spreads = fit_curve(base), share_spread([base[1.0], *losses])[1:]
     found = [
         effective_compute(own, 1.0, curve, spread)
         for own, spread in zip(losses, spreads, strict=True)
     ]
     corrected = correct_holm([one.p for one in found])
-    return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found
+    return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found, corrected
 
 
 def print_tracks(tables: int) -> None:
@@ -177,7 +217,7 @@ def print_tracks(tables: int) -> None:
     cells = [
         [
             *("true effect", "right", "wrong", "tables with a wrong claim", "equivalent"),
-            *("open", "second stage", "intervals that hold it"),
+            *("open", "second stage", "intervals that hold it", "records"),
         ]
     ]
     for effect in EFFECTS:
@@ -185,6 +225,7 @@ def print_tracks(tables: int) -> None:
         n = done.entries
         shares = [done.right / n, done.wrong / n, done.tables_wrong / tables]
         shares += [done.equivalent / n, done.still_open / n, done.second / n, done.held / n]
+        shares += [done.records / n]
         cells.append([f"{effect - 1:.0%}", *(f"{share:.3f}" for share in shares)])
     print(markdown_table(cells))
 

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,8 @@ from gptattn.compare.curves import (
     position_losses,
 )
 from gptattn.compare.statistics import Estimate, pair_by_seed
-from gptattn.compare.track import Track
+from gptattn.compare.track import BASELINE, Track
+from gptattn.compare.track import Row as TrackRow
 from gptattn.compare.verdicts import seed_words, signed
 from gptattn.runs.metrics import LOSS, PARAMS
 
@@ -50,6 +52,8 @@ BETTER, WORSE = COLOURS[0], COLOURS[3]
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
+COARSE, FINE = (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4), (0.6, 0.8, 0.9, 1.1, 1.2, 1.6)  # ticks of ratios
+PATTERN = re.compile(r"pattern=\[([^\]]*)\]")
 FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
 LOSS_LABEL = "validation loss (nats)"
@@ -207,7 +211,7 @@ def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     most = float(np.exp(np.ptp([np.log(one.flops) for one in track.baseline.values()])))
     with rc_context(STYLE):
-        labels = [_label(row.entry.name) for row in track.rows]
+        labels = [_label(_shorten_pattern(row.entry.name)) for row in track.rows]
         figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(1, color=INK, linewidth=1)
@@ -222,7 +226,11 @@ def draw_track(track: Track) -> Plot:
             axes.plot(np.clip(row.effective.value, 1 / most, most), y, color=colour, **style)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
+        low, high = axes.get_xlim()
+        ticks = COARSE if high > 4 * low else sorted({*COARSE, *FINE})
+        axes.set_xticks([x for x in ticks if low <= x <= high])
         axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(xlabel="effective compute (right is better)")
@@ -232,6 +240,66 @@ def draw_track(track: Track) -> Plot:
             "the baseline's budgets."
         )
         return _render(axes, "track", "The attention track", caption)
+
+
+def draw_hybrids(track: Track) -> Plot | None:
+    """Draw loss and cache against the share of baseline layers in patterns of two kinds of layer.
+
+    Return None if no such pattern is among the rows. A kind alone, with or without positions, is
+    its share of 0, and the baseline that of 1.
+    """
+    if not (hybrids := _find_hybrids(track)):
+        return None
+    base = track.baseline[next(iter(hybrids.values()))[0][1].entry.steps]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(SIZE[0], 1.5 * SIZE[1]), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        for i, (kind, points) in enumerate(hybrids.items()):
+            style = {"markersize": 5, **look(i, kind)}
+            shares = [share for share, _ in points]
+            rows = [row for _, row in points]
+            half = [(row.interval[1] - row.interval[0]) / 2 for row in rows]
+            means = [*(row.difference for row in rows), 0.0]
+            above.errorbar([*shares, 1.0], means, yerr=[*half, 0.0], elinewidth=1, **style)
+            caches = [row.entry.caches[-1] / base.caches[-1] for row in rows]
+            below.plot([*shares, 1.0], [*caches, 1.0], **{**style, "label": None})
+        above.set(ylabel="bits per byte less the baseline's")
+        below.set(
+            xlabel="share of layers with full attention", ylabel="cache at 8,192 tokens (ratio)"
+        )
+        below.set_ylim(bottom=0)
+        caption = (
+            "Above, the difference to the baseline, which has full attention in every layer, with "
+            "95% intervals; below, the cache's bytes over the baseline's."
+        )
+        return _render(above, "hybrids", "Layers with and without full attention", caption)
+
+
+def _find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
+    """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
+    found: dict[str, list[tuple[float, TrackRow]]] = {}
+    for row in track.rows:
+        if (match := PATTERN.search(row.entry.name)) is not None:
+            layers = match[1].split(",")
+            kinds = {*layers} - {BASELINE}
+            if len(kinds) == 1 and BASELINE in layers:
+                share = layers.count(BASELINE) / len(layers)
+                found.setdefault(kinds.pop(), []).append((share, row))
+    for row in track.rows:
+        kind, _, rest = row.entry.name.partition(" ")
+        if kind in found and rest in ("", "position=none"):
+            found[kind].append((0.0, row))
+    return {kind: sorted(points, key=lambda one: one[0]) for kind, points in found.items()}
+
+
+def _shorten_pattern(name: str) -> str:
+    """Return the name with `pattern=[a,a,a,b]` as `3 a, 1 b`."""
+
+    def count(match: re.Match[str]) -> str:
+        runs = [(kind, len([*group])) for kind, group in groupby(match[1].split(","))]
+        return ", ".join(f"{length} {kind}" for kind, length in runs)
+
+    return PATTERN.sub(count, name)
 
 
 def _gap_plot(

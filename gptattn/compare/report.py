@@ -64,15 +64,18 @@ def write_report(
 
 
 def write_track(track: Track, out: Path) -> Path:
-    """Write or replace track.{csv,svg,png}; return the picture's path. Raises DiskError."""
-    from gptattn.compare.plots import draw_track
+    """Write or replace track.{csv,svg,png}, and hybrids.{svg,png} if there are any.
 
-    plot = draw_track(track)
+    Return the path of the track's picture. Raises DiskError.
+    """
+    from gptattn.compare.plots import draw_hybrids, draw_track
+
     heading, *rows = list_cells(track)
     with disk_errors(out, "--out"):
         _write(out / "track.csv", DataFrame(rows, columns=heading).to_csv(index=False))
-        _write(out / "track.svg", _standalone(plot.svg))
-        _write(out / "track.png", plot.png)
+        for plot in filter(None, (draw_track(track), draw_hybrids(track))):
+            _write(out / f"{plot.name}.svg", _standalone(plot.svg))
+            _write(out / f"{plot.name}.png", plot.png)
     return out / "track.png"
 
 

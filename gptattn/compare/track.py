@@ -38,6 +38,7 @@ BASELINE_SEEDS = range(1, 21)
 SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
+TEXT = "data"  # among the settings of the regime: the hash of the text
 OWN = re.compile(r"\+*(attn|recipe|part|pattern|layers|position)\b")  # what an entry may set
 
 
@@ -53,6 +54,7 @@ class Entry(msgspec.Struct, frozen=True):
     rate: float
     speed: float | None  # training tokens/s; None: other runs shared the machine
     machine: str
+    python: str  # whose standard library is the text
     code: dict[str, str]  # module -> hash, of those that the result depends on
     regime: dict[str, str]  # the settings that all entries share
     curve: list[tuple[int, float]] = []  # (step, training loss in nats) of the first seed
@@ -110,12 +112,14 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
         rate=float(first.settings[RATE]),
         speed=median(speeds) if len(speeds) == len(runs) else None,
         machine=first.environment.get("device", "?"),
+        python=first.environment.get("python", "?"),
         code={**first.provenance.code} if first.provenance else {},
         regime={
             key: value
             for key, value in first.settings.items()
             if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
-        },
+        }
+        | {TEXT: first.data.get("text_sha256", "?")},
         curve=[(int(row.step), round(row.loss, 4)) for row in train.itertuples()],
     )
 
@@ -173,12 +177,13 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     at enough budgets.
     """
     names = {(entry.name, entry.steps, entry.is_baseline) for entry in own}
+    known = own or [entry for entry in shipped if entry.is_baseline]
     left_out: list[str] = []
     kept: list[tuple[Entry, bool]] = [(entry, False) for entry in own]
     for entry in shipped:
         if (entry.name, entry.steps, entry.is_baseline) in names:
             continue
-        if why := _describe_mismatch(entry, own):
+        if why := _describe_mismatch(entry, known):
             left_out.append(f"{entry.name}, {entry.steps:,} steps: {why}")
         else:
             kept.append((entry, True))
@@ -228,10 +233,12 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
-def _describe_mismatch(shipped: Entry, own: Sequence[Entry]) -> str:
-    """Return why a shipped entry cannot be compared with one's own; "" if it can."""
-    for entry in own:
+def _describe_mismatch(shipped: Entry, known: Sequence[Entry]) -> str:
+    """Return why a shipped entry cannot be compared with these; "" if it can."""
+    for entry in known:
         changed = sorted({k for k, _ in entry.regime.items() ^ shipped.regime.items()})
+        if changed == [TEXT]:
+            return f"another text, the standard library of Python {shipped.python}"
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
         code = [m for m, digest in shipped.code.items() if entry.code.get(m, digest) != digest]

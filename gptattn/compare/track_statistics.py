@@ -20,6 +20,9 @@ from gptattn.errors import DataError
 Array = NDArray[np.float64]
 LOOKS = 2  # after the first seeds, and once more after those of the second stage
 MARGIN = 1.05  # times the compute: what counts as equivalent
+# Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
+# baseline (docs/track.md, "The rate").
+RATE_ERROR = 0.0023
 MIN_BUDGETS = 3
 GRID = 2_000  # points of the curve
 
@@ -117,12 +120,13 @@ def effective_compute(
     """Return the effective compute of losses over seeds, of runs that used so many FLOPs each.
 
     The interval holds each compute at which the curve's loss is not shown to differ from the mean
-    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185.
+    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185. Both were
+    trained at a rate that was chosen: RATE_ERROR counts for each.
     """
     from scipy.special import stdtr, stdtrit
 
     mean = float(np.mean(losses))
-    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2)
+    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2 + 2 * RATE_ERROR**2)
     t = np.maximum.accumulate((mean - curve.losses) / error)  # rises with the baseline's compute
     ratios = curve.logs - math.log(compute)
     two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, ALPHA))
@@ -151,7 +155,8 @@ def difference_interval(
     from scipy.special import stdtrit
 
     mean = float(np.mean(losses) - np.mean(baseline))
-    error = spread.deviation * math.sqrt(1 / len(losses) + 1 / len(baseline))
+    seeds = spread.deviation**2 * (1 / len(losses) + 1 / len(baseline))
+    error = math.sqrt(seeds + 2 * RATE_ERROR**2)
     half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
     return mean, (mean - half, mean + half)
 

@@ -4,7 +4,8 @@ It trains every variant at every rate, with a separate seed, in the subfolder `t
 the share of a run's budget that such a trial gets. The sweep then runs each variant at the rate
 with the lowest final validation loss. With `refine`, further rates follow first where the best is
 the lowest or the highest, and the rate is the vertex of a parabola through the best and its
-neighbours. Reports leave out the runs of the first stage.
+neighbours. A run takes `scale` times that rate, since longer runs want lower rates. Reports leave
+out the runs of the first stage.
 """
 
 import math
@@ -37,6 +38,7 @@ class Tune:
     seed: int = field(metadata=within(least=0))  # none of those that are compared
     budget: float = field(default=1.0, metadata=within(least=0.01, most=1))  # share of a run's
     refine: bool = False
+    scale: float = field(default=1.0, metadata=within(above=0, most=1))  # of a run's rate
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
@@ -146,7 +148,8 @@ def tune_stage(
             lines.append(f"{name}skipped: it diverged at every learning rate")
             code = DIVERGED
         else:
-            best[cell] = find_vertex(known) if tune.refine else find_best(known)
+            found = find_vertex(known) if tune.refine else find_best(known)
+            best[cell] = float(f"{found * tune.scale:.3g}") if tune.scale < 1 else found
             taken = f"; {best[cell]:g} is taken" * (best[cell] not in known)
             lines.append(name + describe_rates(known) + taken)
     chosen = [
@@ -237,7 +240,7 @@ def mark_replaced(chosen: Sequence[Plan], tune: Tune) -> int:
             cell, rate = found
             if rate == best[cell]:
                 folder.replaced_file.unlink(missing_ok=True)
-            elif (tune.refine or found in tried) and not folder.replaced:
+            elif (tune.refine or tune.scale < 1 or found in tried) and not folder.replaced:
                 folder.mark_replaced(f"learning rate {best[cell]:g} is better than {rate:g}")
                 count += 1
     return count

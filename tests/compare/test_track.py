@@ -14,7 +14,7 @@ from reporting import report
 from support import start, tiny
 
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.plots import draw_track
+from gptattn.compare.plots import draw_hybrids, draw_track
 from gptattn.compare.track import (
     HEADINGS,
     SHIPPED,
@@ -144,7 +144,11 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
 def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
-    own = given | {"machine": "m", "code": {"core": "1"}, "regime": {"batch_size": "8"}} | others
+    own = (
+        given
+        | {"machine": "m", "python": "3.9", "code": {"core": "1"}, "regime": {"batch_size": "8"}}
+        | others
+    )
     return Entry(name=name, steps=steps, losses=losses, **own)
 
 
@@ -175,11 +179,25 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     assert plot.png.startswith(b"\x89PNG")
 
 
+def test_hybrids_are_drawn_by_their_share_of_full_layers():
+    half, none = (
+        entry("pattern=[kda,mha]", 100, 2.9, NEW),
+        entry("kda position=none", 100, 3.1, NEW),
+    )
+    assert draw_hybrids(make_track([none], BASE)) is None
+    plot = draw_hybrids(make_track([none, half, entry("mqa", 100, 3.1, NEW)], BASE))
+    assert plot is not None
+    assert "kda" in plot.svg
+    assert "mqa" not in plot.svg
+    assert "1 kda, 1 mha" in draw_track(make_track([half], BASE)).svg
+
+
 def test_what_cannot_be_compared_is_left_out_by_name():
     shipped = [
         *BASE,
         entry("gqa", 100, 3.0, NEW, code={"core": "2", "gqa": "1"}),
         entry("mla", 100, 3.0, NEW, regime={"batch_size": "4"}),
+        entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "data": "other"}),
         entry("mine", 100, 9.0, NEW),  # one's own takes its place
     ]
     own = [
@@ -193,9 +211,18 @@ def test_what_cannot_be_compared_is_left_out_by_name():
     assert track.left_out == [
         "gqa, 100 steps: other code (core)",
         "mla, 100 steps: other settings (batch_size)",
+        "tpa, 100 steps: another text, the standard library of Python 3.9",
         "few: 2 seeds; an entry has 3 seeds, or 8 after the second stage",
         "long: the baseline has no 300 steps",
     ]
+
+
+def test_shipped_entries_alone_are_compared_with_the_shipped_baseline():
+    track = make_track(
+        [], [*BASE, entry("mqa", 100, 3.0, NEW), entry("old", 100, 3.0, NEW, code={"core": "2"})]
+    )
+    assert [(row.entry.name, row.shipped) for row in track.rows] == [("mqa", True)]
+    assert track.left_out == ["old, 100 steps: other code (core)"]
 
 
 def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
@@ -250,5 +277,11 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
         shutil.rmtree(folder)
     report(home, "--markdown")
     assert "| mine * | 3 |" in capfd.readouterr().out
+    home = tmp_path / "benchmarks" / "track"
+    shutil.copytree(shipped, home)
+    report(home)
+    out = capfd.readouterr().out
+    assert re.search(r"mine +3 ", out)
+    assert "figure:" not in out
     report(runs("mha"), "--ship", code=2)
     assert "--ship: these are not runs of the attention track" in capfd.readouterr().err

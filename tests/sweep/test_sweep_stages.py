@@ -194,7 +194,7 @@ def test_trials_may_have_a_share_of_the_budget_and_go_on_beyond_the_last_rate(tm
     """The losses are parabolas with their lowest points at these rates, whatever the budget."""
     best = {"mha": 7e-3, "gqa": 4.2e-3}
     launcher = Launcher(lambda cfg: 1 + math.log(cfg.optim.lr / best[cfg.variant]) ** 2)
-    tune = TUNE | {"budget": 0.5, "refine": True}
+    tune = TUNE | {"budget": 0.5, "refine": True, "scale": 0.5}
     given = ("attn=mha,gqa", "budget.steps=4,8")
     for _ in range(2):
         sweep(tmp_path, launcher, *given, tune=tune)
@@ -208,7 +208,7 @@ def test_trials_may_have_a_share_of_the_budget_and_go_on_beyond_the_last_rate(tm
     compared = [run for run in run_folders(tmp_path) if run.parent.name == "scratch"]
     found = [RunFolder(run).read_settings() for run in compared]
     assert {(s["choices"]["attn"], s["budget"]["steps"], s["optim"]["lr"]) for s in found} == {
-        (variant, steps, rate) for variant, rate in best.items() for steps in (4, 8)
+        (variant, steps, rate / 2) for variant, rate in best.items() for steps in (4, 8)
     }
     assert len(launcher.launched) == len(trials) + 4
 
