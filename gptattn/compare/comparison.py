@@ -44,6 +44,7 @@ from gptattn.compare.statistics import (
 )
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import (
+    ACCURACY,
     BITS,
     CACHE,
     FLOPS,
@@ -350,14 +351,15 @@ def _speed(
 
 
 def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:
-    """Return the rows on the front of validation loss against each cost."""
+    """Return the rows on the front of loss against each cost; for a task, of accuracy."""
+    task = all(ACCURACY in own for own in metrics.values())
     fronts = {}
     for cost, metric in COSTS.items():
         known = [name for name, own in metrics.items() if metric in own]
         # `pareto_front` minimises, and more tokens/s is better.
         sign = -1 if cost == "speed" else 1
         costs = [sign * metrics[name][metric].mean for name in known]
-        losses = [metrics[name][LOSS].mean for name in known]
+        losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in known]
         fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
     return fronts
 

@@ -40,7 +40,7 @@ from gptattn.compare.statistics import Estimate, pair_by_seed
 from gptattn.compare.track import BASELINE, Track
 from gptattn.compare.track import Row as TrackRow
 from gptattn.compare.verdicts import seed_words, signed
-from gptattn.runs.metrics import LOSS, PARAMS
+from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
@@ -375,8 +375,13 @@ def _draw_bands(
 
 
 def _cost_plot(rows: Sequence[Row], looks: Mapping[str, Look], cost: str, name: str) -> Plot:
-    """Plot one point per row, mean loss against mean cost, with the Pareto front marked."""
+    """Plot one point per row, mean loss against mean cost, with the Pareto front marked.
+
+    For a task it is the accuracy instead of the loss.
+    """
     metric = COSTS[cost]
+    task = all(ACCURACY in row.metrics for row in rows)
+    value = ACCURACY if task else LOSS
     # Those that the legend names come first: the front, then the lowest losses.
     rows = sorted(rows, key=lambda row: (cost not in row.fronts, row.loss))
     axes = new_axes()
@@ -385,27 +390,30 @@ def _cost_plot(rows: Sequence[Row], looks: Mapping[str, Look], cost: str, name: 
         if cost not in row.fronts:
             style["markerfacecolor"] = "none"
         if i < MAX_NAMED:  # the bars of all would hide the points
-            axes.plot(x.mean, row.loss, **style)
-            _draw_seeds(axes, x, row, style["color"])
+            axes.plot(x.mean, row.metrics[value].mean, **style)
+            _draw_seeds(axes, x, row, value, style["color"])
         else:
-            axes.plot(x.mean, row.loss, **style | {"label": None})
+            axes.plot(x.mean, row.metrics[value].mean, **style | {"label": None})
     front = sorted(
-        ((row.metrics[metric].mean, row.loss) for row in rows if cost in row.fronts),
+        ((row.metrics[metric].mean, row.metrics[value].mean) for row in rows if cost in row.fronts),
         reverse=cost == "speed",
     )
     axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     _scale_x(axes, [row.metrics[metric].mean for row in rows], base=2 if cost == "cache" else 10)
     axes.margins(x=0.12, y=0.12)
     better, gain = ("right", "more tokens/s") if cost == "speed" else ("left", "a lower cost")
-    axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel=LOSS_LABEL)
+    axes.set(
+        xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel="accuracy" if task else LOSS_LABEL
+    )
     caption = (
         f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}. Filled markers: "
-        "the Pareto front (the line), where no other variant has both a lower mean loss and "
-        f"{gain}."
+        "the Pareto front (the line), where no other variant has both a "
+        f"{'higher mean accuracy' if task else 'lower mean loss'} and {gain}."
     )
     if len(rows) > MAX_NAMED:
         caption += f" {MAX_NAMED} of {len(rows)} variants have a name and bars, the front first."
-    return _render(axes, name, f"Loss against {COST_AXES[cost]}", caption)
+    kind = "Accuracy" if task else "Loss"
+    return _render(axes, name, f"{kind} against {COST_AXES[cost]}", caption)
 
 
 def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], name: str) -> Plot:
@@ -485,7 +493,7 @@ def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
         x, style = [row.metrics[PARAMS].mean for row in rows], look(i, name)
         axes.plot(x, [row.loss for row in rows], linewidth=1.4, markersize=5, **style)
         for row in rows:
-            _draw_seeds(axes, row.metrics[PARAMS], row, style["color"])
+            _draw_seeds(axes, row.metrics[PARAMS], row, LOSS, style["color"])
         params += x
     _scale_x(axes, params)
     axes.set(xlabel="parameters", ylabel=LOSS_LABEL)
@@ -525,15 +533,14 @@ def new_axes() -> Any:
     return Figure(figsize=SIZE, layout="constrained").add_subplot()
 
 
-def _draw_seeds(axes: Any, x: Estimate, row: Row, colour: str) -> None:
+def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> None:
     """Draw the bars of a row's point, or its seeds if there are too few for an interval."""
     if 1 < row.n < FEWEST_FOR_BAND:
         for run in row.runs:
-            loss = run.metrics[LOSS]
-            axes.plot(x.mean, loss, "_", color=colour, markersize=9, alpha=0.6)
+            axes.plot(x.mean, run.metrics[value], "_", color=colour, markersize=9, alpha=0.6)
         return
-    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics[LOSS])}
-    axes.errorbar(x.mean, row.loss, **bars, color=colour, elinewidth=1, capsize=2)
+    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics[value])}
+    axes.errorbar(x.mean, row.metrics[value].mean, **bars, color=colour, elinewidth=1, capsize=2)
 
 
 def _bars(estimate: Estimate) -> float | None:

@@ -91,6 +91,15 @@ def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path: Path) -> None:
     }
 
 
+def test_the_fronts_of_a_task_are_of_accuracy(tmp_path: Path) -> None:
+    for name, loss, right, size in (("mha", 2.0, 0.5, 900), ("gqa", 2.1, 0.9, 800)):
+        task = {"val/accuracy": right, "val/bits_per_byte": None, "cost/params": size}
+        write_run(tmp_path / name, name, 1, loss, metrics=task)
+    table = load_comparison(tmp_path).table().set_index("variant")
+    assert "params" in table.loc["gqa", "pareto"].split()
+    assert table.loc["mha", "pareto"] == ""
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_tensorboard_shows_mean_and_band(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
