@@ -167,26 +167,31 @@ class Track:
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
     own_spread: Sequence[str]  # rows whose standard deviation is their own
-    left_out: Sequence[str]
+    left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
 
 def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     """Return the table of these entries and of the shipped ones that can be compared with them.
 
     Own entries take the place of shipped ones of the same name. Raises DataError without a baseline
-    at enough budgets.
+    at enough budgets, and says why if the shipped one cannot be used.
     """
     names = {(entry.name, entry.steps, entry.is_baseline) for entry in own}
     known = own or [entry for entry in shipped if entry.is_baseline]
-    left_out: list[str] = []
+    left_out: dict[str, list[str]] = {}
     kept: list[tuple[Entry, bool]] = [(entry, False) for entry in own]
     for entry in shipped:
         if (entry.name, entry.steps, entry.is_baseline) in names:
             continue
-        if why := _describe_mismatch(entry, known):
-            left_out.append(f"{entry.name}, {entry.steps:,} steps: {why}")
-        else:
+        if not (why := _describe_mismatch(entry, known)):
             kept.append((entry, True))
+        elif entry.is_baseline and not any(one.is_baseline for one in own):
+            raise DataError(
+                "track",
+                f"the shipped baseline is of {why}; train yours with experiment=track_baseline",
+            )
+        else:
+            left_out.setdefault(why, []).append(entry.name)
     baseline = {entry.steps: entry for entry, _ in kept if entry.is_baseline}
     curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
     entries = []
@@ -194,10 +199,12 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         if entry.is_baseline:
             continue
         if entry.steps not in baseline:
-            left_out.append(f"{entry.name}: the baseline has no {entry.steps:,} steps")
+            why = f"the baseline has no {entry.steps:,} steps"
+            left_out.setdefault(why, []).append(entry.name)
         elif len(entry.losses) not in SEEDS:
             wanted = f"{SEEDS[0]} seeds, or {SEEDS[1]} after the second stage"
-            left_out.append(f"{entry.name}: {len(entry.losses)} seeds; an entry has {wanted}")
+            why = f"{len(entry.losses)} seeds; an entry has {wanted}"
+            left_out.setdefault(why, []).append(entry.name)
         else:
             entries.append((entry, is_shipped))
     compared = {entry.steps: baseline[entry.steps] for entry, _ in entries}
@@ -317,5 +324,5 @@ def list_notes(track: Track) -> list[str]:
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
         "* trained here; the others are shipped",
-        *(f"left out: {line}" for line in track.left_out),
+        *(f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()),
     ]

@@ -212,6 +212,7 @@ INJECTIONS = (
 )
 
 
+@pytest.mark.slow
 def test_text_of_runs_is_inert_in_every_file_and_the_page_needs_nothing_but_itself(
     tmp_path: Path,
 ) -> None:

@@ -208,13 +208,19 @@ def test_what_cannot_be_compared_is_left_out_by_name():
     track = make_track(own, shipped)
     assert [(row.entry.name, row.shipped) for row in track.rows] == [("mine", False)]
     assert track.rows[0].verdict == "equivalent"
-    assert track.left_out == [
-        "gqa, 100 steps: other code (core)",
-        "mla, 100 steps: other settings (batch_size)",
-        "tpa, 100 steps: another text, the standard library of Python 3.9",
-        "few: 2 seeds; an entry has 3 seeds, or 8 after the second stage",
-        "long: the baseline has no 300 steps",
-    ]
+    assert track.left_out == {
+        "other code (core)": ["gqa"],
+        "other settings (batch_size)": ["mla"],
+        "another text, the standard library of Python 3.9": ["tpa"],
+        "2 seeds; an entry has 3 seeds, or 8 after the second stage": ["few"],
+        "the baseline has no 300 steps": ["long"],
+    }
+    assert "left out: gqa: other code (core)" in list_notes(track)
+    moved = [changed(one, regime={"batch_size": "8", "data": "other"}) for one in BASE]
+    with pytest.raises(
+        DataError, match=r"shipped baseline is of another text, .* Python 3\.9; train"
+    ):
+        make_track(own, moved)
 
 
 def test_shipped_entries_alone_are_compared_with_the_shipped_baseline():
@@ -222,7 +228,7 @@ def test_shipped_entries_alone_are_compared_with_the_shipped_baseline():
         [], [*BASE, entry("mqa", 100, 3.0, NEW), entry("old", 100, 3.0, NEW, code={"core": "2"})]
     )
     assert [(row.entry.name, row.shipped) for row in track.rows] == [("mqa", True)]
-    assert track.left_out == ["old, 100 steps: other code (core)"]
+    assert track.left_out == {"other code (core)": ["old"]}
 
 
 def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -195,22 +194,21 @@ def test_trials_may_have_a_share_of_the_budget_and_go_on_beyond_the_last_rate(tm
     best = {"mha": 7e-3, "gqa": 4.2e-3}
     launcher = Launcher(lambda cfg: 1 + math.log(cfg.optim.lr / best[cfg.variant]) ** 2)
     tune = TUNE | {"budget": 0.5, "refine": True, "scale": 0.5}
-    given = ("attn=mha,gqa", "budget.steps=4,8")
     for _ in range(2):
-        sweep(tmp_path, launcher, *given, tune=tune)
+        sweep(tmp_path, launcher, "attn=mha,gqa", "budget.steps=8", tune=tune)
     trials = [RunFolder(run).read_settings() for run in run_folders(tmp_path / HOME / "tuning")]
     rates = {variant: set[tuple[float, int]]() for variant in best}
     for one in trials:
         rates[one["choices"]["attn"]].add((one["optim"]["lr"], one["budget"]["steps"]))
     tried = [1e-3, 2e-3, 4e-3, 8e-3, 16e-3]
-    assert rates["mha"] == {*product(tried, (2, 4))}
-    assert rates["gqa"] == {*product(tried[:4], (2, 4))}
+    assert rates["mha"] == {(rate, 4) for rate in tried}
+    assert rates["gqa"] == {(rate, 4) for rate in tried[:4]}
     compared = [run for run in run_folders(tmp_path) if run.parent.name == "scratch"]
     found = [RunFolder(run).read_settings() for run in compared]
     assert {(s["choices"]["attn"], s["budget"]["steps"], s["optim"]["lr"]) for s in found} == {
-        (variant, steps, rate / 2) for variant, rate in best.items() for steps in (4, 8)
+        (variant, 8, rate / 2) for variant, rate in best.items()
     }
-    assert len(launcher.launched) == len(trials) + 4
+    assert len(launcher.launched) == len(trials) + 2
 
 
 def test_a_variant_of_which_a_trial_fails_waits_and_one_that_diverges_there_has_lost(

@@ -53,7 +53,10 @@ ALLOWED = f"allow_targets=[{__name__}]"
     "how",
     [
         ["attn=cross_layer", "trainer.precision=bf16-mixed", "optim=muon"],
-        ["attn=gated_deltanet", "data=recall", "data.vocab_size=40", "data.pairs=3"],
+        pytest.param(
+            ["attn=gated_deltanet", "data=recall", "data.vocab_size=40", "data.pairs=3"],
+            marks=pytest.mark.slow,
+        ),
         [f"attn._target_={__name__}.Unusual", "tokenizer=char", "loss_chunk_tokens=7"],
         pytest.param(["attn=dsa", "accumulate=1"], marks=pytest.mark.slow),
         pytest.param(["trainer.precision=64-true", "position=rope"], marks=pytest.mark.slow),
