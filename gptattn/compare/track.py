@@ -54,7 +54,6 @@ class Entry(msgspec.Struct, frozen=True):
     rate: float
     speed: float | None  # training tokens/s; None: other runs shared the machine
     machine: str
-    python: str  # whose standard library is the text
     code: dict[str, str]  # module -> hash, of those that the result depends on
     regime: dict[str, str]  # the settings that all entries share
     curve: list[tuple[int, float]] = []  # (step, training loss in nats) of the first seed
@@ -112,7 +111,6 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
         rate=float(first.settings[RATE]),
         speed=median(speeds) if len(speeds) == len(runs) else None,
         machine=first.environment.get("device", "?"),
-        python=first.environment.get("python", "?"),
         code={**first.provenance.code} if first.provenance else {},
         regime={
             key: value
@@ -245,7 +243,7 @@ def _describe_mismatch(shipped: Entry, known: Sequence[Entry]) -> str:
     for entry in known:
         changed = sorted({k for k, _ in entry.regime.items() ^ shipped.regime.items()})
         if changed == [TEXT]:
-            return f"another text, the standard library of Python {shipped.python}"
+            return "another text"
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
         code = [m for m, digest in shipped.code.items() if entry.code.get(m, digest) != digest]

@@ -1,6 +1,8 @@
 """Texts: Python's own, the user's file or folder, Tiny Shakespeare."""
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import sysconfig
 import urllib.request
@@ -208,27 +210,53 @@ class PythonDocs(PlainText):
         super().__init__([HeldText("\n\n".join(topics[name].strip() for name in sorted(topics)))])
 
 
-class StandardLibrary(PlainText):
-    """The source files of Python's standard library, without its tests; each a document.
+class PythonSource(PlainText):
+    """The Python files below a folder, without tests, sorted by name; each a document.
 
-    About 11 MB in 730 files on Python 3.11, sorted by name. A twentieth of the files are held
-    out, by a hash of their names, so a file is on the same side in every version. Versions differ,
-    so compare runs only under one Python (the text's hash is in every summary).
+    `held_out` is the share of the files to hold out, by a hash of their names, so a file is on the
+    same side in every version.
     """
 
-    def __init__(self) -> None:
-        root = Path(sysconfig.get_path("stdlib"))
+    def __init__(self, root: Path, held_out: float) -> None:
         names: list[str] = []
         for folder, below, files in os.walk(root):
             below[:] = set(below) - OUTSIDE  # not walked: installed packages may be far larger
             sources = (f for f in files if f.endswith(".py") and not f.startswith(BUILT))
             names += ((Path(folder) / file).relative_to(root).as_posix() for file in sources)
-        train, held_out = [], []
+        train, val = [], []
         for name in sorted(names):
             if (file := TextFile(root / name)).size():
                 share = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
-                (held_out if share < HELD_OUT else train).append(file)
-        super().__init__(train, held_out)
+                (val if share < held_out else train).append(file)
+        super().__init__(train, val)
+
+
+class StandardLibrary(PythonSource):
+    """The source files of Python's standard library; a twentieth of them are held out.
+
+    About 11 MB in 730 files on Python 3.11. Versions differ, so compare runs only under one Python
+    (the text's hash is in every summary).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Path(sysconfig.get_path("stdlib")), HELD_OUT)
+
+
+class PackageSource(PythonSource):
+    """The source files of an installed package, which are the same for all who have its version.
+
+    Raises DataError if the package is not installed, or not in this version; null: any.
+    """
+
+    def __init__(self, name: str, version: str | None = None, held_out: float = HELD_OUT) -> None:
+        found = importlib.util.find_spec(name) if name.isidentifier() else None
+        if found is None or not found.submodule_search_locations:
+            raise DataError("data.name", f"{name} is no installed package; pip install {name}")
+        installed = importlib.metadata.version(name)
+        if version not in (None, installed):
+            wanted = f"pip install {name}=={version}"
+            raise DataError("data.version", f"{name} {installed} is installed; {wanted}")
+        super().__init__(Path(found.submodule_search_locations[0]), held_out)
 
 
 class TextFiles(PlainText):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OURS = "gptattn"
 # Model, loss, optimizer and its schedule, sampler: every run's numbers come from these.
@@ -150,4 +150,17 @@ def read_source(module: str, file: Path) -> Source:
             dots = "." * node.level
             other = importlib.util.resolve_name(f"{dots}{node.module or ''}", package)
             imports += [(other, alias.name, alias.asname or alias.name) for alias in node.names]
-    return Source(hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imports)
+    return Source(hashlib.sha256(_dump(tree).encode()).hexdigest()[:16], imports)
+
+
+def _dump(node: Any) -> str:
+    """Return a syntax tree as text, which is the same under every Python.
+
+    Their trees differ in fields that are empty.
+    """
+    if isinstance(node, list):
+        return f"[{','.join(map(_dump, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    known = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in known)})"

@@ -144,11 +144,7 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
 def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
-    own = (
-        given
-        | {"machine": "m", "python": "3.9", "code": {"core": "1"}, "regime": {"batch_size": "8"}}
-        | others
-    )
+    own = given | {"machine": "m", "code": {"core": "1"}, "regime": {"batch_size": "8"}} | others
     return Entry(name=name, steps=steps, losses=losses, **own)
 
 
@@ -211,15 +207,13 @@ def test_what_cannot_be_compared_is_left_out_by_name():
     assert track.left_out == {
         "other code (core)": ["gqa"],
         "other settings (batch_size)": ["mla"],
-        "another text, the standard library of Python 3.9": ["tpa"],
+        "another text": ["tpa"],
         "2 seeds; an entry has 3 seeds, or 8 after the second stage": ["few"],
         "the baseline has no 300 steps": ["long"],
     }
     assert "left out: gqa: other code (core)" in list_notes(track)
     moved = [changed(one, regime={"batch_size": "8", "data": "other"}) for one in BASE]
-    with pytest.raises(
-        DataError, match=r"shipped baseline is of another text, .* Python 3\.9; train"
-    ):
+    with pytest.raises(DataError, match=r"shipped baseline is of another text; train"):
         make_track(own, moved)
 
 

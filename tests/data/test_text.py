@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import importlib.metadata
 import inspect
 import io
 import sys
@@ -16,6 +17,7 @@ from loading import documents, load, read_sides
 
 from gptattn.data import text as our_text
 from gptattn.data.text import (
+    PackageSource,
     PlainText,
     PythonDocs,
     Shakespeare,
@@ -62,6 +64,22 @@ def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_bot
     assert not any({"test", "site-packages"} & {*file.parts} for file in sides[0] + sides[1])
     assert len(sides[0]) > 10 * len(sides[1]) > 100
     assert not set(sides[0]) & set(sides[1])
+
+
+def test_a_package_is_its_sources_in_the_version_that_was_asked_for() -> None:
+    version = importlib.metadata.version("networkx")
+    package = PackageSource("networkx", version, held_out=0.1)
+    paths = [
+        file.path for file in (*package.train, *package.held_out) if isinstance(file, TextFile)
+    ]
+    assert Path("networkx", "classes", "graph.py") in {Path(*path.parts[-3:]) for path in paths}
+    assert not any("tests" in path.parts for path in paths)
+    assert len(package.train) > 5 * len(package.held_out) > 50
+    with pytest.raises(DataError, match=r"data\.version: networkx .*; pip install networkx==1\.0"):
+        PackageSource("networkx", "1.0")
+    for name in ("nothing_like_it", "../x"):
+        with pytest.raises(DataError, match=r"data\.name: .* is no installed package"):
+            PackageSource(name)
 
 
 def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(

@@ -74,6 +74,13 @@ def test_comments_docstrings_and_layout_do_not_count(package, old, new, same):
     assert is_unchanged(before)
 
 
+def test_the_hash_of_a_file_is_the_same_under_every_python(tmp_path):
+    file = tmp_path / "one.py"
+    file.write_text('def f(x: int = 3) -> str:\n    return f"{x!r:>4} and {x}" if x else None\n')
+    # Computed under Python 3.11.7, 3.12.1 and 3.13.0.
+    assert source_code.read_source("one", file).hash == "c338ab0cb19c9d87"
+
+
 def test_an_installed_package_counts_by_its_version():
     found = hash_code(["yaml.nodes.Node"], ["yaml"])  # of the distribution PyYAML
     assert found["yaml"] == f"version {version('PyYAML')}"
