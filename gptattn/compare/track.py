@@ -39,6 +39,7 @@ SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
 TEXT = "data"  # among the settings of the regime: the hash of the text
+Ratio = tuple[float, Interval]
 OWN = re.compile(r"\+*(attn|recipe|part|pattern|layers|position)\b")  # what an entry may set
 
 
@@ -155,7 +156,7 @@ class Row:
     effective: Effective
     p: float  # of the effective compute, corrected
     verdict: str
-    time: float | None  # the baseline's seconds for the same loss, over its own; None: not known
+    time: Ratio | None  # as `effective`, in seconds on one machine; None: not known
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             effective,
             p,
             decide(p, effective),
-            _effective_time(entry, baseline[entry.steps], effective.value),
+            _effective_time(entry, baseline[entry.steps], effective),
         )
         for (entry, is_shipped), difference, effective, p in zip(
             entries, differences, found, corrected, strict=True
@@ -252,10 +253,12 @@ def _describe_mismatch(shipped: Entry, known: Sequence[Entry]) -> str:
     return ""
 
 
-def _effective_time(entry: Entry, base: Entry, effective: float) -> float | None:
+def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
     if entry.speed is None or base.speed is None or entry.machine != base.machine:
         return None
-    return effective * entry.flops / base.flops * entry.speed / base.speed
+    scale = entry.flops / base.flops * entry.speed / base.speed
+    low, high = effective.interval
+    return effective.value * scale, (low * scale, high * scale)
 
 
 HEADINGS = (
@@ -279,10 +282,10 @@ def list_cells(track: Track) -> list[list[str]]:
                 name + " *" * (not row.shipped),
                 *first,
                 f"{row.difference:+.4f} ± {(high - low) / 2:.4f}",
-                _ratio_words(row.effective),
+                _ratio_words((row.effective.value, row.effective.interval)),
                 "<0.001" if row.p < 0.001 else f"{row.p:.3f}",
                 row.verdict,
-                "" if row.time is None else f"{row.time:.2f}",
+                "" if row.time is None else _ratio_words(row.time),
                 *_last_cells(row.entry),
             ]
         )
@@ -297,12 +300,12 @@ def _last_cells(entry: Entry) -> list[str]:
     return [*(f"{held:,}" for held in entry.caches), f"{entry.params:,}"]
 
 
-def _ratio_words(found: Effective) -> str:
+def _ratio_words(ratio: Ratio) -> str:
     def shown(value: float) -> str:
         return "below" if value == 0 else "above" if value == float("inf") else f"{value:.2f}"
 
-    low, high = map(shown, found.interval)
-    return f"{shown(found.value)} ({low} to {high})"
+    low, high = map(shown, ratio[1])
+    return f"{shown(ratio[0])} ({low} to {high})"
 
 
 def list_notes(track: Track) -> list[str]:
@@ -313,14 +316,23 @@ def list_notes(track: Track) -> list[str]:
     )
     count = f"{len(track.rows)} entr{'y' if len(track.rows) == 1 else 'ies'}"
     apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
+    first = f"the baseline, {BASELINE}, at {steps}"
+    last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
+    if not track.rows:
+        return [first, *last]
     return [
-        f"the baseline, {BASELINE}, at {steps}",
+        first,
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: that the effective compute is 1, corrected over {count} (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
+        *(
+            f"time: effective compute by the clock of {machine}, where each run was alone; it "
+            "decides nothing"
+            for machine in dict.fromkeys(row.entry.machine for row in track.rows if row.time)
+        ),
         "* trained here; the others are shipped",
-        *(f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()),
+        *last,
     ]

@@ -164,7 +164,10 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     assert track.rows[0].effective.value == pytest.approx(2**0.5 / 2, rel=0.01)
     assert track.rows[0].difference == pytest.approx(-0.5, abs=0.01)
     # The baseline would take half of the steps, at half the speed.
-    assert track.rows[1].time == pytest.approx(0.5 * 2, rel=0.01)
+    assert track.rows[1].time is not None
+    assert track.rows[1].time[0] == pytest.approx(0.5 * 2, rel=0.01)
+    assert track.rows[1].time[1] == pytest.approx(np.multiply(2, track.rows[1].effective.interval))
+    assert "the clock of m, where" in "".join(list_notes(track))
     heading, base, *rows = list_cells(track)
     assert heading == [*HEADINGS]
     assert base[:2] == ["mha", "12"]

@@ -154,7 +154,7 @@ def _report_track(
     console.print(cells_table(cells, "The attention track", console.width))
     for note in notes:
         console.print(f"- {note}")
-    if not args.no_files and (runs or args.out):
+    if track.rows and not args.no_files and (runs or args.out):
         out = args.out or args.folders[0] / "comparison"
         claim_folder(out)
         print(f"figure: {write_track(track, out)}")
