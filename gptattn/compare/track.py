@@ -23,6 +23,7 @@ from gptattn.compare.track_statistics import (
     decide,
     difference_interval,
     effective_compute,
+    extrapolate,
     fit_curve,
     share_spread,
 )
@@ -318,6 +319,14 @@ def list_notes(track: Track) -> list[str]:
     apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     first = f"the baseline, {BASELINE}, at {steps}"
     last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
+    if found := extrapolate([[*one.losses.values()] for one in track.baseline.values()]):
+        off, error = found
+        kept = "within" if abs(off) <= 2 * error else "NOT within"
+        last = [
+            "a power law through the baseline's first three budgets, which double, predicts the "
+            f"fourth {kept} two standard errors: {off:+.4f}, of {error:.4f}",
+            *last,
+        ]
     if not track.rows:
         return [first, *last]
     return [

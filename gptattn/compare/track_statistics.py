@@ -67,6 +67,26 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
 
 
+def extrapolate(losses: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """Return the fourth mean that the first three predict, less the one found, and its error.
+
+    The budgets double, and a loss is a power of the budget, above a floor: the steps from one mean
+    to the next shrink by one factor. The standard error is of first order. Return None if there are
+    not four means, with two seeds each, that fall.
+    """
+    groups = [np.asarray(own, dtype=np.float64) for own in losses]
+    if len(groups) != 4 or min(map(len, groups)) < 2:
+        return None
+    first, second, third, fourth = means = np.array([own.mean() for own in groups])
+    if (np.diff(means) >= 0).any():
+        return None
+    factor = (second - third) / (first - second)
+    predicted = third - factor * (second - third)
+    slopes = np.array([factor**2, -factor * (2 + factor), 1 + 2 * factor, -1.0])
+    variances = np.array([own.var(ddof=1) / len(own) for own in groups])
+    return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
+
+
 class Spread(NamedTuple):
     """A standard deviation over seeds, and its degrees of freedom."""
 

@@ -33,6 +33,7 @@ from gptattn.compare.track_statistics import (
     correct_holm,
     decide,
     effective_compute,
+    extrapolate,
     fit_curve,
     share_spread,
 )
@@ -86,6 +87,23 @@ def test_the_curves_error_is_that_of_the_mean_at_a_budget():
 def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
     with pytest.raises(DataError, match=f"track: .*{said}"):
         fit_curve(losses)
+
+
+def test_a_power_law_above_a_floor_is_extrapolated_with_the_error_of_its_means():
+    law = [1.0 + 2.0 * spent**-0.3 for spent in (1, 2, 4, 8)]
+    off, error = extrapolate([[loss] * 2 for loss in law])
+    assert off == pytest.approx(0.0, abs=1e-12)
+    assert error == pytest.approx(0.0, abs=1e-12)
+    generator = np.random.default_rng(3)
+    drawn = [
+        extrapolate([(loss + 0.01 * generator.normal(size=20)).tolist() for loss in law])
+        for _ in range(2000)
+    ]
+    assert np.std([off for off, _ in drawn]) == pytest.approx(
+        np.mean([error for _, error in drawn]), rel=0.06
+    )
+    assert extrapolate([[loss] * 2 for loss in law[:3]]) is None
+    assert extrapolate([[loss] * 2 for loss in (3.0, 2.0, 2.5, 1.0)]) is None
 
 
 def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
