@@ -351,7 +351,7 @@ def _speed(
 
 
 def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:
-    """Return the rows on the front of loss against each cost; for a task, of accuracy."""
+    """Return, for each cost, the rows on the Pareto front with loss, or with a task's accuracy."""
     task = all(ACCURACY in own for own in metrics.values())
     fronts = {}
     for cost, metric in COSTS.items():

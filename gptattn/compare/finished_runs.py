@@ -20,6 +20,7 @@ from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.metrics import CACHE, LOSS
 from gptattn.runs.two_stages import FirstStage, read_two_stages
+from gptattn.settings.config import CONF
 from gptattn.settings.identity import (
     Provenance,
     at_step,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
 # Keys of Run.settings that Run.provenance also records.
 OF_PROVENANCE = ("text", "device", "init_from")
+# The attention track's entries, and those at its gate, by the folder of an experiment's runs.
+SHIPPED = {name: CONF.parent / "benchmarks" / name for name in ("track", "track_gate")}
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (  # raised by a file that was half-written or edited by hand
     OSError,
@@ -158,6 +161,12 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             "run folder", f"no finished run found{some}; train one first: {command('train')}"
         )
     return _name_origins(runs), skipped
+
+
+def find_shipped(runs: Sequence[Run]) -> Path | None:
+    """Return the folder of the shipped entries, if these runs are the track's, or its gate's."""
+    homes = {run.folder.absolute().parent.name for run in runs}
+    return SHIPPED.get(homes.pop()) if len(homes) == 1 else None
 
 
 def load_runs(*folders: str | Path) -> "DataFrame":

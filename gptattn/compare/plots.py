@@ -243,14 +243,14 @@ def draw_track(track: Track) -> Plot:
 
 
 def draw_hybrids(track: Track) -> Plot | None:
-    """Draw loss and cache against the share of baseline layers in patterns of two kinds of layer.
+    """Plot loss and cache by the share of full layers, in patterns of a mechanism and the baseline.
 
-    Return None if no such pattern is among the rows. A kind alone, with or without positions, is
-    its share of 0, and the baseline that of 1.
+    The mechanism alone, with or without positions, is at 0, and the baseline at 1. Return None if
+    no such pattern is among the rows.
     """
-    if not (hybrids := _find_hybrids(track)):
+    if not (hybrids := find_hybrids(track)):
         return None
-    base = track.baseline[next(iter(hybrids.values()))[0][1].entry.steps]
+    base = next(iter(track.baseline.values()))  # of whatever budget: its cache is the same
     with rc_context(STYLE):
         figure = Figure(figsize=(SIZE[0], 1.5 * SIZE[1]), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
@@ -275,7 +275,7 @@ def draw_hybrids(track: Track) -> Plot | None:
         return _render(above, "hybrids", "Layers with and without full attention", caption)
 
 
-def _find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
+def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
     """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
     found: dict[str, list[tuple[float, TrackRow]]] = {}
     for row in track.rows:
@@ -382,8 +382,9 @@ def _cost_plot(rows: Sequence[Row], looks: Mapping[str, Look], cost: str, name: 
     metric = COSTS[cost]
     task = all(ACCURACY in row.metrics for row in rows)
     value = ACCURACY if task else LOSS
-    # Those that the legend names come first: the front, then the lowest losses.
-    rows = sorted(rows, key=lambda row: (cost not in row.fronts, row.loss))
+    # Those that the legend names come first: the front, then the best.
+    sign = -1 if task else 1
+    rows = sorted(rows, key=lambda r: (cost not in r.fronts, sign * r.metrics[value].mean))
     axes = new_axes()
     for i, row in enumerate(rows):
         x, style = row.metrics[metric], looks[row.name] | {"linestyle": "none", "markersize": 7}

@@ -63,20 +63,21 @@ def write_report(
     return out / "comparison.html"
 
 
-def write_track(track: Track, out: Path) -> Path:
+def write_track(track: Track, out: Path) -> list[Path]:
     """Write or replace track.{csv,svg,png}, and hybrids.{svg,png} if there are any.
 
-    Return the path of the track's picture. Raises DiskError.
+    Return the paths of the pictures. Raises DiskError.
     """
     from gptattn.compare.plots import draw_hybrids, draw_track
 
     heading, *rows = list_cells(track)
     with disk_errors(out, "--out"):
         _write(out / "track.csv", DataFrame(rows, columns=heading).to_csv(index=False))
-        for plot in filter(None, (draw_track(track), draw_hybrids(track))):
+        plots = [plot for plot in (draw_track(track), draw_hybrids(track)) if plot is not None]
+        for plot in plots:
             _write(out / f"{plot.name}.svg", _standalone(plot.svg))
             _write(out / f"{plot.name}.png", plot.png)
-    return out / "track.png"
+    return [out / f"{plot.name}.png" for plot in plots]
 
 
 def _write(file: Path, content: str | bytes) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_differences import RATE, WIDTH
 from gptattn.compare.statistics import Interval
 from gptattn.compare.track_statistics import (
+    MIN_BUDGETS,
     Effective,
     correct_holm,
     decide,
@@ -31,15 +33,12 @@ from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS, SPEED
-from gptattn.settings.config import CONF
 
-SHIPPED = {name: CONF.parent / "benchmarks" / name for name in ("track", "track_gate")}
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
 SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
-TEXT = "data"  # among the settings of the regime: the hash of the text
 Ratio = tuple[float, Interval]
 OWN = re.compile(r"\+*(attn|recipe|part|pattern|layers|position)\b")  # what an entry may set
 
@@ -71,29 +70,25 @@ class Entry(msgspec.Struct, frozen=True):
         return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
 
 
-def find_shipped(runs: Sequence[Run]) -> Path | None:
-    """Return the folder of the shipped entries, if these runs are the track's, or its gate's."""
-    homes = {run.folder.absolute().parent.name for run in runs}
-    return SHIPPED.get(homes.pop()) if len(homes) == 1 else None
-
-
 def read_entries(
     runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int]]
 ) -> list[Entry]:
-    """Return the entries that the runs make, one for each number of steps.
+    """Return the entries that the runs make, the newest first.
+
+    Runs of one entry have the same attention, steps, settings and code.
 
     `count_caches`: the bytes of a run's cache at each length, as `runs.load` counts them, which
     imports torch. Raises OSError and ValueError if the settings of a run cannot be read.
     """
-    groups: dict[tuple[str, int, bool], list[Run]] = {}
-    for run in runs:
+    groups: dict[Any, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: -run.finished):
         typed = RunFolder(run.folder).read_settings()["overrides"]
-        name = " ".join(o.removeprefix("attn=") for o in typed if OWN.match(o))
-        key = name or BASELINE, run.steps, run.seed in BASELINE_SEEDS
+        name = " ".join(o.removeprefix("attn=") for o in typed if OWN.match(o)) or BASELINE
+        key = name, run.seed in BASELINE_SEEDS, run.steps, tuple(run.settings.items()), run.code
         groups.setdefault(key, []).append(run)
     return [
         _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
-        for (name, _, _), members in groups.items()
+        for (name, *_), members in groups.items()
     ]
 
 
@@ -118,8 +113,7 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
             key: value
             for key, value in first.settings.items()
             if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
-        }
-        | {TEXT: first.data.get("text_sha256", "?")},
+        },
         curve=[(int(row.step), round(row.loss, 4)) for row in train.itertuples()],
     )
 
@@ -171,31 +165,34 @@ class Track:
 
 
 def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
-    """Return the table of these entries and of the shipped ones that can be compared with them.
+    """Return the table of these entries and the shipped ones, as far as they can be compared.
 
-    Own entries take the place of shipped ones of the same name. Raises DataError without a baseline
-    at enough budgets, and says why if the shipped one cannot be used.
+    Own entries take the place of shipped ones of the same name, and own runs decide what can be
+    compared, those of the baseline first. Raises DataError without a baseline at enough budgets,
+    and says why if the shipped one cannot be used.
     """
-    names = {(entry.name, entry.steps, entry.is_baseline) for entry in own}
-    known = own or [entry for entry in shipped if entry.is_baseline]
+    kept: dict[tuple[str, int, bool], tuple[Entry, bool]] = {}
     left_out: dict[str, list[str]] = {}
-    kept: list[tuple[Entry, bool]] = [(entry, False) for entry in own]
-    for entry in shipped:
-        if (entry.name, entry.steps, entry.is_baseline) in names:
-            continue
-        if not (why := _describe_mismatch(entry, known)):
-            kept.append((entry, True))
-        elif entry.is_baseline and not any(one.is_baseline for one in own):
-            raise DataError(
-                "track",
-                f"the shipped baseline is of {why}; train yours with experiment=track_baseline",
-            )
-        else:
-            left_out.setdefault(why, []).append(entry.name)
-    baseline = {entry.steps: entry for entry, _ in kept if entry.is_baseline}
+    unlike = ""  # why the shipped baseline cannot be used
+    for entries, is_shipped in ((own, False), (shipped, True)):
+        for entry in sorted(entries, key=lambda entry: not entry.is_baseline):
+            key = entry.name, entry.steps, entry.is_baseline
+            if is_shipped and key in kept:
+                continue
+            if not (why := _describe_mismatch(entry, [one for one, _ in kept.values()])):
+                kept[key] = entry, is_shipped
+                continue
+            if is_shipped and entry.is_baseline:
+                unlike = why
+            name = f"{entry.name} at {entry.steps:,} steps" if entry.is_baseline else entry.name
+            left_out.setdefault(why, []).append(name)
+    baseline = {entry.steps: entry for entry, _ in kept.values() if entry.is_baseline}
+    if unlike and len(baseline) < MIN_BUDGETS:
+        yours = "train yours with experiment=track_baseline"
+        raise DataError("track", f"the shipped baseline cannot be used ({unlike}); {yours}")
     curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
-    entries = []
-    for entry, is_shipped in kept:
+    compared: list[tuple[Entry, bool]] = []
+    for entry, is_shipped in kept.values():
         if entry.is_baseline:
             continue
         if entry.steps not in baseline:
@@ -206,14 +203,14 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             why = f"{len(entry.losses)} seeds; an entry has {wanted}"
             left_out.setdefault(why, []).append(entry.name)
         else:
-            entries.append((entry, is_shipped))
-    compared = {entry.steps: baseline[entry.steps] for entry, _ in entries}
-    groups = [[*entry.losses.values()] for entry in (*compared.values(), *(e for e, _ in entries))]
-    spreads = share_spread(groups)[len(compared) :] if entries else []
+            compared.append((entry, is_shipped))
+    beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
+    groups = [[*one.losses.values()] for one in (*beside.values(), *(e for e, _ in compared))]
+    spreads = share_spread(groups)[len(beside) :] if compared else []
 
     found: list[Effective] = []
     differences: list[tuple[float, Interval]] = []
-    for (entry, _), spread in zip(entries, spreads, strict=True):
+    for (entry, _), spread in zip(compared, spreads, strict=True):
         losses, base = [*entry.losses.values()], [*baseline[entry.steps].losses.values()]
         found.append(effective_compute(losses, entry.flops, curve, spread))
         differences.append(difference_interval(losses, base, spread))
@@ -229,26 +226,26 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             _effective_time(entry, baseline[entry.steps], effective),
         )
         for (entry, is_shipped), difference, effective, p in zip(
-            entries, differences, found, corrected, strict=True
+            compared, differences, found, corrected, strict=True
         )
     ]
     most = max((spread.degrees for spread in spreads), default=0)
     own_spread = [
-        e.name for (e, _), one in zip(entries, spreads, strict=True) if one.degrees < most
+        e.name for (e, _), one in zip(compared, spreads, strict=True) if one.degrees < most
     ]
     rows.sort(key=lambda row: -row.effective.value)
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
-def _describe_mismatch(shipped: Entry, known: Sequence[Entry]) -> str:
-    """Return why a shipped entry cannot be compared with these; "" if it can."""
-    for entry in known:
-        changed = sorted({k for k, _ in entry.regime.items() ^ shipped.regime.items()})
-        if changed == [TEXT]:
+def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
+    """Return why an entry cannot be compared with these; "" if it can."""
+    for one in known:
+        changed = sorted({k for k, _ in one.regime.items() ^ entry.regime.items()})
+        if "text" in changed:
             return "another text"
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
-        code = [m for m, digest in shipped.code.items() if entry.code.get(m, digest) != digest]
+        code = [m for m, digest in entry.code.items() if one.code.get(m, digest) != digest]
         if code:
             return f"other code ({', '.join(code[:3])})"
     return ""
@@ -272,7 +269,7 @@ def list_cells(track: Track) -> list[list[str]]:
     """Return the table's cells, its heading first, then the baseline's row, and then the rest."""
     cells = [[*HEADINGS]]
     entries = {row.entry.steps for row in track.rows} or {*track.baseline}
-    for steps in sorted(entries & {*track.baseline}):
+    for steps in sorted(entries):
         base = track.baseline[steps]
         cells.append([*_first_cells(base), "", "1", "", "the baseline", "1", *_last_cells(base)])
     for row in track.rows:
@@ -319,12 +316,12 @@ def list_notes(track: Track) -> list[str]:
     apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     first = f"the baseline, {BASELINE}, at {steps}"
     last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
-    if found := extrapolate([[*one.losses.values()] for one in track.baseline.values()]):
+    curve = {one.flops: [*one.losses.values()] for one in track.baseline.values()}
+    if found := extrapolate(curve):
         off, error = found
-        kept = "within" if abs(off) <= 2 * error else "NOT within"
         last = [
-            "a power law through the baseline's first three budgets, which double, predicts the "
-            f"fourth {kept} two standard errors: {off:+.4f}, of {error:.4f}",
+            "extrapolation: a power law with a floor, through the baseline's first three budgets, "
+            f"misses the fourth by {off:+.4f} ± {error:.4f} (standard error)",
             *last,
         ]
     if not track.rows:
@@ -338,9 +335,9 @@ def list_notes(track: Track) -> list[str]:
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
         *(
-            f"time: effective compute by the clock of {machine}, where each run was alone; it "
-            "decides nothing"
-            for machine in dict.fromkeys(row.entry.machine for row in track.rows if row.time)
+            f"time: the baseline's time to the same loss over the entry's, on {machine}; no "
+            "verdict depends on it"
+            for machine in dict.fromkeys(r.entry.machine for r in track.rows if r.time is not None)
         ),
         "* trained here; the others are shipped",
         *last,

@@ -40,8 +40,9 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
 
     It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
-    300-304). Its errors come from those of the means, to first order. Raises DataError for fewer
-    than three budgets, for one with a single seed, and if a mean does not fall.
+    300-304). Its errors come from those of the means, of which each has a rate of its own, to first
+    order. Raises DataError for fewer than three budgets, for one with a single seed, and if a mean
+    does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -63,27 +64,28 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     for i, own in enumerate(groups):
         moved = np.eye(len(groups))[i] * step
         above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
-        variance += ((above - below) / (2 * step)) ** 2 * own.var(ddof=1) / len(own)
+        slopes = (above - below) / (2 * step)
+        variance += slopes**2 * (own.var(ddof=1) / len(own) + RATE_ERROR**2)
     return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
 
 
-def extrapolate(losses: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    """Return the fourth mean that the first three predict, less the one found, and its error.
+def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] | None:
+    """Return the fourth mean predicted from the first three, minus the measured one, and its error.
 
-    The budgets double, and a loss is a power of the budget, above a floor: the steps from one mean
-    to the next shrink by one factor. The standard error is of first order. Return None if there are
-    not four means, with two seeds each, that fall.
+    `losses` are those of `fit_curve`. The prediction is a power law of compute with a floor: at
+    equal ratios of compute, each step from one mean to the next is the last one times a factor. The
+    standard error is by the delta method. Return None unless four budgets have equal ratios.
     """
-    groups = [np.asarray(own, dtype=np.float64) for own in losses]
-    if len(groups) != 4 or min(map(len, groups)) < 2:
+    compute = sorted(losses)
+    ratios = np.diff(np.log(compute))
+    if len(compute) != 4 or np.ptp(ratios) > 0.01:
         return None
-    first, second, third, fourth = means = np.array([own.mean() for own in groups])
-    if (np.diff(means) >= 0).any():
-        return None
+    groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
+    first, second, third, fourth = (own.mean() for own in groups)
     factor = (second - third) / (first - second)
     predicted = third - factor * (second - third)
     slopes = np.array([factor**2, -factor * (2 + factor), 1 + 2 * factor, -1.0])
-    variances = np.array([own.var(ddof=1) / len(own) for own in groups])
+    variances = np.array([own.var(ddof=1) / len(own) + RATE_ERROR**2 for own in groups])
     return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
 
 
@@ -146,7 +148,7 @@ def effective_compute(
     from scipy.special import stdtr, stdtrit
 
     mean = float(np.mean(losses))
-    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2 + 2 * RATE_ERROR**2)
+    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2 + RATE_ERROR**2)
     t = np.maximum.accumulate((mean - curve.losses) / error)  # rises with the baseline's compute
     ratios = curve.logs - math.log(compute)
     two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, ALPHA))

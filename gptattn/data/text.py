@@ -243,19 +243,25 @@ class StandardLibrary(PythonSource):
 
 
 class PackageSource(PythonSource):
-    """The source files of an installed package, which are the same for all who have its version.
+    """The source files of an installed package: for one in pure Python, the same on every system.
 
-    Raises DataError if the package is not installed, or not in this version; null: any.
+    `name` is what Python imports. `held_out` is the share of files to hold out; for `version`,
+    null stands for any. Raises DataError if the package is not installed, or not in this version,
+    and ConfigError for a share out of range.
     """
 
     def __init__(self, name: str, version: str | None = None, held_out: float = HELD_OUT) -> None:
+        if not 0 < held_out < 1:
+            raise ConfigError("data.held_out", f"{held_out} must be above 0 and below 1")
         found = importlib.util.find_spec(name) if name.isidentifier() else None
-        if found is None or not found.submodule_search_locations:
-            raise DataError("data.name", f"{name} is no installed package; pip install {name}")
-        installed = importlib.metadata.version(name)
+        owners = importlib.metadata.packages_distributions().get(name)
+        if found is None or not found.submodule_search_locations or not owners:
+            wanted = "give the name that Python imports, as sympy"
+            raise DataError("data.name", f"{name} is not an installed package; {wanted}")
+        installed = importlib.metadata.version(owners[0])
         if version not in (None, installed):
-            wanted = f"pip install {name}=={version}"
-            raise DataError("data.version", f"{name} {installed} is installed; {wanted}")
+            wanted = f"install that, or set data.version={installed}, or null for any"
+            raise DataError("data.version", f"{name} {installed} is here, not {version}; {wanted}")
         super().__init__(Path(found.submodule_search_locations[0]), held_out)
 
 

@@ -154,9 +154,9 @@ def read_source(module: str, file: Path) -> Source:
 
 
 def _dump(node: Any) -> str:
-    """Return a syntax tree as text, which is the same under every Python.
+    """Return a syntax tree as text.
 
-    Their trees differ in fields that are empty.
+    Empty fields are left out, since Python's versions differ in which they have.
     """
     if isinstance(node, list):
         return f"[{','.join(map(_dump, node))}]"

@@ -38,7 +38,8 @@ class Tune:
     seed: int = field(metadata=within(least=0))  # none of those that are compared
     budget: float = field(default=1.0, metadata=within(least=0.01, most=1))  # share of a run's
     refine: bool = False
-    scale: float = field(default=1.0, metadata=within(above=0, most=1))  # of a run's rate
+    # A run's rate, over the one that its trials chose.
+    scale: float = field(default=1.0, metadata=within(above=0, most=1))
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
@@ -150,7 +151,7 @@ def tune_stage(
         else:
             found = find_vertex(known) if tune.refine else find_best(known)
             best[cell] = float(f"{found * tune.scale:.3g}") if tune.scale < 1 else found
-            taken = f"; {best[cell]:g} is taken" * (best[cell] not in known)
+            taken = f"; {best[cell]:g} is taken" * (best[cell] != find_best(known))
             lines.append(name + describe_rates(known) + taken)
     chosen = [
         Job([*(o for o in one.overrides if not RATE.match(o)), f"optim.lr={best[cell]!r}"])
@@ -225,9 +226,9 @@ def mark_replaced(chosen: Sequence[Plan], tune: Tune) -> int:
     """Mark finished runs of the plans' variants at other rates, of whatever seed.
 
     It is for reports to leave them out, once a rate that was added to those of a sweep turns out to
-    be better. A rate counts that was tried in the folder of tuning runs, and with `refine` any;
-    others are the user's own. Runs at the plans' rates lose their mark. Return how many runs were
-    marked.
+    be better. A rate counts that was tried in the folder of tuning runs, and with `refine` or
+    `scale` any; others are the user's own. Runs at the plans' rates lose their mark. Return how
+    many runs were marked.
     """
     count = 0
     best = {make_cell_key(asdict(plan.cfg), tune.budget): plan.cfg.optim.lr for plan in chosen}
@@ -241,6 +242,6 @@ def mark_replaced(chosen: Sequence[Plan], tune: Tune) -> int:
             if rate == best[cell]:
                 folder.replaced_file.unlink(missing_ok=True)
             elif (tune.refine or tune.scale < 1 or found in tried) and not folder.replaced:
-                folder.mark_replaced(f"learning rate {best[cell]:g} is better than {rate:g}")
+                folder.mark_replaced(f"its variant is now trained at {best[cell]:g}, not {rate:g}")
                 count += 1
     return count

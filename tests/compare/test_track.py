@@ -13,13 +13,11 @@ from msgspec.structs import replace as changed
 from reporting import report
 from support import start, tiny
 
-from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.plots import draw_hybrids, draw_track
+from gptattn.compare.finished_runs import SHIPPED, find_shipped, read_runs
+from gptattn.compare.plots import draw_hybrids, draw_track, find_hybrids
 from gptattn.compare.track import (
     HEADINGS,
-    SHIPPED,
     Entry,
-    find_shipped,
     list_cells,
     list_notes,
     make_track,
@@ -28,10 +26,12 @@ from gptattn.compare.track import (
     write_shipped,
 )
 from gptattn.compare.track_statistics import (
+    RATE_ERROR,
     Effective,
     Spread,
     correct_holm,
     decide,
+    difference_interval,
     effective_compute,
     extrapolate,
     fit_curve,
@@ -69,6 +69,14 @@ def test_the_interval_is_the_t_interval_of_the_loss_where_the_curve_has_no_error
     assert effective_compute([9.0] * 9, 2.0, fit_curve(EXACT), Spread(0.1, 10)).equivalent
 
 
+def test_the_choice_of_both_rates_is_in_each_interval():
+    # Without spread over seeds: 1.96 times the square root of 2, in losses and in doublings.
+    half, sure = 1.95996 * 2**0.5 * RATE_ERROR, Spread(0.0, 10**6)
+    found = effective_compute([9.0], 2.0, fit_curve(EXACT), sure)
+    assert [math.log2(end) for end in found.interval] == pytest.approx([-half, half], rel=0.01)
+    assert difference_interval([9.0], [8.0], sure)[1] == pytest.approx((1 - half, 1 + half))
+
+
 def test_the_curves_error_is_that_of_the_mean_at_a_budget():
     curve = fit_curve(LINE)
     # Two values 0.2 apart: the standard error of their mean is 0.1.
@@ -90,20 +98,20 @@ def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
 
 
 def test_a_power_law_above_a_floor_is_extrapolated_with_the_error_of_its_means():
-    law = [1.0 + 2.0 * spent**-0.3 for spent in (1, 2, 4, 8)]
-    off, error = extrapolate([[loss] * 2 for loss in law])
-    assert off == pytest.approx(0.0, abs=1e-12)
-    assert error == pytest.approx(0.0, abs=1e-12)
+    law = {spent: 1.0 + 2.0 * spent**-0.3 for spent in (1, 2, 4, 8)}
+    assert extrapolate({spent: [loss] * 2 for spent, loss in law.items()})[0] == pytest.approx(0)
     generator = np.random.default_rng(3)
-    drawn = [
-        extrapolate([(loss + 0.01 * generator.normal(size=20)).tolist() for loss in law])
-        for _ in range(2000)
-    ]
+
+    def draw(mean: float) -> list[float]:
+        moved = mean + RATE_ERROR * generator.normal()
+        return (moved + 0.01 * generator.normal(size=20)).tolist()
+
+    drawn = [extrapolate({spent: draw(loss) for spent, loss in law.items()}) for _ in range(2000)]
     assert np.std([off for off, _ in drawn]) == pytest.approx(
         np.mean([error for _, error in drawn]), rel=0.06
     )
-    assert extrapolate([[loss] * 2 for loss in law[:3]]) is None
-    assert extrapolate([[loss] * 2 for loss in (3.0, 2.0, 2.5, 1.0)]) is None
+    assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)}) is None
+    assert extrapolate({spent: [float(20 - spent)] * 2 for spent in (1, 2, 4, 16)}) is None
 
 
 def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
@@ -146,14 +154,17 @@ def test_a_verdict_needs_a_corrected_p_or_an_interval_within_five_percent(
 @pytest.mark.parametrize("effect", [1.0, 1.1])
 def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect):
     generator = np.random.default_rng(7)
+
+    def draw(mean: float, seeds: int) -> list[float]:
+        """Return losses at a rate that was chosen, which moves all of them."""
+        moved = mean + RATE_ERROR * generator.normal()
+        return (moved + 0.0045 * generator.normal(size=seeds)).tolist()
+
     held = 0
     for _ in range(1000):
-        base = {
-            spent: (1 + 0.3 / spent + 0.0045 * generator.normal(size=20)).tolist()
-            for spent in (0.5, 1.0, 2.0, 4.0)
-        }
-        losses = (1 + 0.3 / effect + 0.0045 * generator.normal(size=3)).tolist()
-        spread = share_spread([base[1.0], losses])[1]
+        base = {spent: draw(1 + 0.3 / spent, 20) for spent in (0.5, 1.0, 2.0, 4.0)}
+        losses = draw(1 + 0.3 / effect, 3)
+        spread = share_spread([losses, base[1.0], *(draw(2.0, 3) for _ in range(50))])[0]
         low, high = effective_compute(losses, 1.0, fit_curve(base), spread).interval
         held += low <= effect <= high
     assert 0.93 <= held / 1000 <= 0.97
@@ -185,7 +196,7 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     assert track.rows[1].time is not None
     assert track.rows[1].time[0] == pytest.approx(0.5 * 2, rel=0.01)
     assert track.rows[1].time[1] == pytest.approx(np.multiply(2, track.rows[1].effective.interval))
-    assert "the clock of m, where" in "".join(list_notes(track))
+    assert "over the entry's, on m; no" in "".join(list_notes(track))
     heading, base, *rows = list_cells(track)
     assert heading == [*HEADINGS]
     assert base[:2] == ["mha", "12"]
@@ -202,10 +213,14 @@ def test_hybrids_are_drawn_by_their_share_of_full_layers():
         entry("kda position=none", 100, 3.1, NEW),
     )
     assert draw_hybrids(make_track([none], BASE)) is None
-    plot = draw_hybrids(make_track([none, half, entry("mqa", 100, 3.1, NEW)], BASE))
+    track = make_track([none, half, entry("mqa", 100, 3.1, NEW)], BASE)
+    found = find_hybrids(track)
+    assert {
+        kind: [(share, row.entry.name) for share, row in own] for kind, own in found.items()
+    } == {"kda": [(0.0, "kda position=none"), (0.5, "pattern=[kda,mha]")]}
+    plot = draw_hybrids(track)
     assert plot is not None
     assert "kda" in plot.svg
-    assert "mqa" not in plot.svg
     assert "1 kda, 1 mha" in draw_track(make_track([half], BASE)).svg
 
 
@@ -214,27 +229,28 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         *BASE,
         entry("gqa", 100, 3.0, NEW, code={"core": "2", "gqa": "1"}),
         entry("mla", 100, 3.0, NEW, regime={"batch_size": "4"}),
-        entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "data": "other"}),
+        entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "text": "other"}),
         entry("mine", 100, 9.0, NEW),  # one's own takes its place
     ]
     own = [
         entry("mine", 100, 3.0, NEW),
         entry("few", 100, 3.0, range(21, 23)),
+        entry("old", 100, 3.0, NEW, code={"core": "0"}),
         entry("long", 300, 3.0, NEW),
     ]
     track = make_track(own, shipped)
     assert [(row.entry.name, row.shipped) for row in track.rows] == [("mine", False)]
     assert track.rows[0].verdict == "equivalent"
     assert track.left_out == {
-        "other code (core)": ["gqa"],
+        "other code (core)": ["old", "gqa"],
         "other settings (batch_size)": ["mla"],
         "another text": ["tpa"],
         "2 seeds; an entry has 3 seeds, or 8 after the second stage": ["few"],
         "the baseline has no 300 steps": ["long"],
     }
-    assert "left out: gqa: other code (core)" in list_notes(track)
-    moved = [changed(one, regime={"batch_size": "8", "data": "other"}) for one in BASE]
-    with pytest.raises(DataError, match=r"shipped baseline is of another text; train"):
+    assert "left out: old, gqa: other code (core)" in list_notes(track)
+    moved = [changed(one, regime={"batch_size": "8", "text": "other"}) for one in BASE]
+    with pytest.raises(DataError, match=r"shipped baseline cannot be used .another text.; train"):
         make_track(own, moved)
 
 
@@ -264,6 +280,7 @@ def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_p
     assert find_shipped([moved]) == SHIPPED["track_gate"]
     (found,) = read_entries(runs, count_caches)
     assert "gqa attn.window=8" in found.name
+    assert found.regime["text"] == runs[0].settings["text"]
     assert found.losses == {21: runs[0].metrics["val/bits_per_byte"]}
     assert not found.is_baseline
     # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values, in a window of 8.
@@ -298,11 +315,11 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
         shutil.rmtree(folder)
     report(home, "--markdown")
     assert "| mine * | 3 |" in capfd.readouterr().out
-    home = tmp_path / "benchmarks" / "track"
-    shutil.copytree(shipped, home)
-    report(home)
+    report(shipped)
     out = capfd.readouterr().out
     assert re.search(r"mine +3 ", out)
     assert "figure:" not in out
+    report(shipped, "--ship", code=2)
+    assert "--ship: these entries are shipped already" in capfd.readouterr().err
     report(runs("mha"), "--ship", code=2)
     assert "--ship: these are not runs of the attention track" in capfd.readouterr().err

@@ -27,7 +27,7 @@ from gptattn.data.text import (
     cache_folder,
 )
 from gptattn.data.tokenizer import CharTokenizer
-from gptattn.errors import DataError
+from gptattn.errors import ConfigError, DataError
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> str:
@@ -75,11 +75,13 @@ def test_a_package_is_its_sources_in_the_version_that_was_asked_for() -> None:
     assert Path("networkx", "classes", "graph.py") in {Path(*path.parts[-3:]) for path in paths}
     assert not any("tests" in path.parts for path in paths)
     assert len(package.train) > 5 * len(package.held_out) > 50
-    with pytest.raises(DataError, match=r"data\.version: networkx .*; pip install networkx==1\.0"):
+    with pytest.raises(DataError, match=r"data\.version: networkx .* is here, not 1\.0; install"):
         PackageSource("networkx", "1.0")
-    for name in ("nothing_like_it", "../x"):
-        with pytest.raises(DataError, match=r"data\.name: .* is no installed package"):
+    for name in ("nothing_like_it", "../x", "json"):
+        with pytest.raises(DataError, match=r"data\.name: .* is not an installed package; give"):
             PackageSource(name)
+    with pytest.raises(ConfigError, match=r"data\.held_out: 1 must be above 0 and below 1"):
+        PackageSource("networkx", version, held_out=1)
 
 
 def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gptattn.compare.finished_runs import one_line, read_runs
+from gptattn.compare.finished_runs import SHIPPED, find_shipped, one_line, read_runs
 from gptattn.errors import ConfigError
 from gptattn.machine.console import StdoutConsole
 from gptattn.machine.ending import run_command
@@ -60,14 +60,13 @@ def main() -> NoReturn:
 
 def _report(args: argparse.Namespace) -> None:
     """Compare the runs, then print or write what was asked."""
-    if args.folders[0].absolute().parent.name == "benchmarks":  # shipped entries, without runs
+    if len(args.folders) == 1 and args.folders[0].resolve() in SHIPPED.values():
+        if args.ship:
+            raise ConfigError("--ship", "these entries are shipped already; leave it out")
         _report_track(args, [], [], args.folders[0])
         return
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = read_runs(args.folders)
-
-    from gptattn.compare.track import find_shipped
-
     if (shipped := find_shipped(runs)) is not None:
         _report_track(args, runs, skipped, shipped)
         return
@@ -157,7 +156,8 @@ def _report_track(
     if track.rows and not args.no_files and (runs or args.out):
         out = args.out or args.folders[0] / "comparison"
         claim_folder(out)
-        print(f"figure: {write_track(track, out)}")
+        for picture in write_track(track, out):
+            print(f"figure: {picture}")
     if args.ship:
         write_shipped(own, shipped)
         print(f"shipped: {shipped}")
