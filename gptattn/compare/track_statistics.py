@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 LOOKS = 2  # after the first seeds, and once more after those of the second stage
 MARGIN = 1.05  # times the compute: what counts as equivalent
 # Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
-# baseline (docs/track.md, "The rate").
+# baseline (docs/track.md, "How it is computed").
 RATE_ERROR = 0.0023
 MIN_BUDGETS = 3
 GRID = 2_000  # points of the curve
