@@ -22,7 +22,7 @@ LOOKS = 2  # after the first seeds, and once more after those of the second stag
 MARGIN = 1.05  # times the compute: what counts as equivalent
 # Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
 # baseline (docs/track.md, "How it is computed").
-RATE_ERROR = 0.0023
+RATE_ERROR = 0.0028
 MIN_BUDGETS = 3
 GRID = 2_000  # points of the curve
 
