@@ -331,7 +331,7 @@ def list_notes(track: Track) -> list[str]:
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
-        f"p: that the effective compute is 1, corrected over {count} (Holm) and "
+        f"p: that the effective compute is within 1% of 1, corrected over {count} (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
         *(

@@ -20,9 +20,10 @@ from gptattn.errors import DataError
 Array = NDArray[np.float64]
 LOOKS = 2  # after the first seeds, and once more after those of the second stage
 MARGIN = 1.05  # times the compute: what counts as equivalent
+NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
 # Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
 # baseline (docs/track.md, "How it is computed").
-RATE_ERROR = 0.0028
+RATE_ERROR = 0.0025
 MIN_BUDGETS = 3
 GRID = 2_000  # points of the curve
 
@@ -126,8 +127,9 @@ class Effective:
     """What the baseline would need for an entry's loss, over what the entry used, with its 95%
     interval.
 
-    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, that it is
-    1; `equivalent`: it lies between 1 / MARGIN and MARGIN, by two one-sided tests at 5%.
+    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, that it
+    lies between 1 / NEGLIGIBLE and NEGLIGIBLE; `equivalent`: that between 1 / MARGIN and MARGIN is
+    shown, by two one-sided tests at 5%.
     """
 
     value: float
@@ -165,7 +167,7 @@ def effective_compute(
     return Effective(
         reached(0.0),
         (reached(-two), reached(two)),
-        2 * float(stdtr(spread.degrees, -abs(t_at(1.0)))),
+        min(1.0, 2 * float(stdtr(spread.degrees, min(t_at(NEGLIGIBLE), -t_at(1 / NEGLIGIBLE))))),
         t_at(1 / MARGIN) <= -one and t_at(MARGIN) >= one,
     )
 
