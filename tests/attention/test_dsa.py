@@ -144,6 +144,7 @@ def test_the_loss_is_there_in_training_alone_and_holds_no_matrix_of_tokens():
     assert not losses
 
 
+@pytest.mark.slow
 def test_it_is_logged_and_kept_out_of_the_other_losses(tmp_path):
     sizes = ["attn=dsa", "position=rope", "log_every=1", "accumulate=2"]
     run = train(tmp_path / "a", *sizes)

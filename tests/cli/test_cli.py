@@ -77,6 +77,7 @@ def test_help_shows_examples_choices_and_settings(tmp_path, capfd):
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_help_has_the_settings_of_what_was_chosen(tmp_path, capfd):
     assert command(tmp_path, "attn=mla", "part=[gate]", "seed=7", "--help") == 0
     words = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]

@@ -18,6 +18,7 @@ def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
     assert others == "too large: gpt2 (327,680)"
 
 
+@pytest.mark.slow
 def test_a_recipe_that_is_longer_than_the_model_is_left_out_and_named(call, monkeypatch) -> None:
     monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "llama3"])
     code, out, _ = call("recipes", "cache_bytes=1GB", "model.num_layers=4")

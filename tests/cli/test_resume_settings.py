@@ -111,6 +111,7 @@ class Mine(MultiHeadAttention):
 """
 
 
+@pytest.mark.slow
 def test_a_run_with_a_package_of_the_users_own_goes_on_and_is_of_two_codes_if_that_was_edited(
     tmp_path, monkeypatch, capfd
 ):

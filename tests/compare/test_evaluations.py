@@ -97,6 +97,7 @@ def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
         assert set(LOSSES) <= {"".join(node.itertext()) for node in drawn}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_later_report_without_evaluations_removes_their_plots(tmp_path: Path) -> None:
     report(evaluated_sweep(tmp_path / "runs"), "--out", tmp_path)

@@ -144,6 +144,7 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     assert (out / "notes.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_split_report_has_the_plots_of_each_set(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", LOSSES)

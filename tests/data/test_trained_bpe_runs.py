@@ -40,6 +40,7 @@ def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_bytes_of_the_text(
     assert found["metrics"]["val/bits_per_byte"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_it_resumes_with_its_own_copy(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

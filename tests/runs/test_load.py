@@ -21,6 +21,7 @@ from gptattn.training.preflight import ROWS_BYTES, preflight
 LAYERS = ("pattern=[mqa,mqa,mha]", "model.num_layers=3")
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_trained_gone_on_with_and_read_back(tmp_path):
     run = train(tmp_path, *LAYERS)
     assert start(tmp_path, f"resume='{run}'", "budget.steps=6") == 0

@@ -102,6 +102,7 @@ def test_without_a_single_known_difference_no_command_is_named(
     assert sweep_command(runs, [1, 2, 3]) is None
 
 
+@pytest.mark.slow
 def test_runs_that_a_sweep_from_here_would_not_find_have_no_command(here: Path) -> None:
     runs = [record(attn, settings([f"attn={attn}"]), "elsewhere") for attn in ("mha", "gqa")]
     assert sweep_command(runs, [1, 2]) is None

@@ -301,6 +301,7 @@ def test_a_second_stage_never_passes_for_a_first(tmp_path):
     assert seeds_of(tmp_path) == done
 
 
+@pytest.mark.slow
 def test_what_needs_more_than_max_seeds_is_not_begun(tmp_path, capfd):
     launcher = spread(0.02)
     sweep(tmp_path, launcher, "attn=mha,gqa", FIRST, "sweep.until=0.005", "sweep.max_seeds=9")

@@ -134,6 +134,7 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
     assert start(tmp_path, "resume=moved") == 0
 
 
+@pytest.mark.slow
 def test_a_run_whose_rows_are_gone_says_what_is_missing_when_it_goes_on(
     tmp_path, monkeypatch, capfd
 ):

@@ -104,9 +104,9 @@ UNTIED = "block.tied_head=false"
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        (["attn=mha_wrapper"], GPT2LMHeadModel),
+        pytest.param(["attn=mha_wrapper"], GPT2LMHeadModel, marks=pytest.mark.slow),
         (["attn=mha", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel),
-        (["attn=gqa"], GPT2LMHeadModel),
+        pytest.param(["attn=gqa"], GPT2LMHeadModel, marks=pytest.mark.slow),
         (["attn=gqa", *LIKE_LLAMA, UNTIED, "position.base=77.0"], LlamaForCausalLM),
         (["pattern=[mha,mqa]", *LIKE_LLAMA, "block.tied_head=true"], LlamaForCausalLM),
         (["attn=mha", *LIKE_LLAMA, "model.qkv_bias=true"], Qwen2ForCausalLM),

@@ -163,6 +163,7 @@ def test_a_folder_of_another_family_is_refused(llama: Path, tmp_path: Path, call
         find_family(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_context_is_stretched_and_a_stretched_one_stays_so(tmp_path: Path) -> None:
     source = save(tmp_path / "a", "block=llama")
     stretched = ["block=llama", f"init_from={source}", "model.context_length=32"]
