@@ -33,7 +33,7 @@ WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 SWEPT = (
     *("arena", "arena/tuning", "precision", "optimizers", "speedrun_muon", "speedrun_ablation"),
     *("scratch", "positions", "zoology_fig2", "recall_window", "recall_variants"),
-    *("until", "evidence", "tokenizers"),
+    *("until", "evidence", "tokenizers", "recipes"),
 )
 
 
