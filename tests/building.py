@@ -5,13 +5,14 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -33,6 +34,13 @@ from gptattn.settings.construct import arguments_of, construct, find_target
 def menu(group: str) -> list[str]:
     """The names of the files in one folder of `conf/`."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+    """All values, of which `make test` tries only the quick ones."""
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
 
 
 # Six heads allow groups of two and of three. The head size 5 and the context 11 are primes.

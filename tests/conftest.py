@@ -1,30 +1,14 @@
-"""Shared fixtures: a fixed seed, the variants and positions in `conf/`, scripts, and runs."""
+"""What pytest reads before it starts its workers; the fixtures are in shared_fixtures.py."""
 
 import gc
-import importlib
-import os
-import resource
-import shutil
-import signal
-import sys
-from collections.abc import Callable, Iterator
-from functools import cache
-from pathlib import Path
-from typing import IO
 
 import pytest
-import torch
-from building import menu
-from interrupted import SIX, begun, fingerprint, once, sent
-from support import Call, start, train
-
-import gptattn.training.run
 
 
-def rate(_: torch.device, dtype: torch.dtype) -> float:
-    """A rate of this machine that nobody measured, which would take most of a tiny run's time."""
-    torch.randn(1024, 1024, dtype=dtype)  # a measurement's draws, which come before the run's
-    return 1e11
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the fixtures where tests run: what they import would delay the workers by 8 seconds."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.import_plugin("shared_fixtures")
 
 
 def pytest_collection_finish() -> None:
@@ -32,103 +16,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fast() -> Iterator[None]:
-    """Runs do not wait for the disk, as no test cuts the power, and do not measure the machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(gptattn.training.run, "matmul_flops_per_second", rate)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def small_files_only() -> Iterator[None]:
-    """A limit of the system of 2,000 bytes, at which writes fail as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plots are made and written, but matplotlib draws nothing into them, which takes longest."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    def empty(canvas: FigureCanvasSVG, file: IO[str], **_: object) -> None:
-        file.write('<svg viewBox="0 0 1 1"></svg>')
-
-    monkeypatch.setattr(FigureCanvasSVG, "print_svg", empty)
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda *_, **__: None)
-
-
-@pytest.fixture(params=menu("attn"))
-def variant(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(params=menu("position"))
-def position(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run the command of a script in this process: its exit code, stdout and stderr."""
-
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # or generate.py sets it to 1 for all tests
-        code = importlib.import_module(f"gptattn.cli.commands.{name}").main()
-        return code, *capfd.readouterr()
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny run with two layers of a variant. Tests share it: do not modify the folders."""
-    base = tmp_path_factory.mktemp("variants")
-
-    @cache
-    def run_of(variant: str) -> Path:
-        return train(base / variant, f"attn={variant}", "model.num_layers=2")
-
-    return run_of
-
-
-@pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A run of a variant with the settings of interrupted.SIX. Not to be changed."""
-    return cache(lambda variant: train(tmp_path_factory.mktemp(variant), *SIX, f"attn={variant}"))
-
-
-@pytest.fixture
-def whole(undisturbed: Callable[[str], Path]) -> Callable[[str], str]:
-    """The fingerprint of an undisturbed run of a variant."""
-    return lambda variant: fingerprint(undisturbed(variant))
-
-
-@pytest.fixture
-def finished(undisturbed: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A copy of the undisturbed run of mha, in `run`."""
-    return Path(shutil.copytree(undisturbed("mha"), tmp_path / "run"))
-
-
-@pytest.fixture(scope="session")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The parent folder of a run that got SIGTERM in its third step, and saved after it."""
-    folder = tmp_path_factory.mktemp("stopped")
-    with pytest.MonkeyPatch.context() as patch:
-        once(patch, "training_step", 2, sent(signal.SIGTERM))
-        assert start(folder, *begun(folder)) == 143
-    return folder

@@ -23,7 +23,7 @@ from gptattn.settings.construct import construct
 
 # hypothesis keeps files between runs: keep them outside of the repository.
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "gptattn-hypothesis")
-COUNT = int(os.environ.get("GPTATTN_COMBINATIONS", "40"))
+COUNT = int(os.environ.get("GPTATTN_COMBINATIONS", "25"))
 HOSTS = [name for name in menu("attn") if isinstance(build_attention(name), SoftmaxAttention)]
 IN_HEADS = [None, *(name for name in menu("position") if acts_in_heads(name))]
 B, E = 2, 7

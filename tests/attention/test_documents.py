@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-import torch._dynamo.testing
 from building import CONTRACT, build_attention, build_gpt, disturb, mechanism_of, menu, takes
 from contract import E, T, assert_same, draw, overrides_of, with_maps
 from torch import Tensor
@@ -129,11 +128,13 @@ def test_maps_show_no_weight_between_documents(variant):
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.slow
 def test_a_compiled_block_keeps_documents_apart_and_is_compiled_once():
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     model = build_gpt("attn=sliding", "position=learned", "model.num_layers=1", std=0.3).double()
     ids = torch.randint(13, (3, T))
     batches = [numbers(LENGTHS[:3]), numbers(LENGTHS[1:])]
     expected = [model.hidden(ids, None, one) for one in batches]
-    made = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    made = CompileCounterWithBackend("aot_eager")
     for block in model.layers():
         block.compile(backend=made, fullgraph=True)
     assert_same([model.hidden(ids, None, one) for one in batches], expected, 1e-11)

@@ -320,7 +320,17 @@ def call(module: nn.Module, x: Tensor, **given: Any) -> Tensor:
 
 
 # Slow: their mechanisms, parts and positions are those of other recipes.
-HELD_ELSEWHERE = {"gpt2", "llama3", "mistral", "qwen3", "qwen3_5", "smollm3", "gemma2", "mamba2"}
+HELD_ELSEWHERE = {
+    "gpt2",
+    "llama3",
+    "mistral",
+    "qwen3",
+    "qwen3_5",
+    "smollm3",
+    "gemma2",
+    "mamba2",
+    "granite4",
+}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ def read_table(out: str) -> dict[str, tuple[float, float]]:
     return {name: (float(entropy), float(sink)) for name, entropy, sink in found}
 
 
-@pytest.mark.parametrize("variant", ["differential", "cross_layer"])
+@pytest.mark.parametrize(
+    "variant", [pytest.param("differential", marks=pytest.mark.slow), "cross_layer"]
+)
 def test_a_variant_is_drawn(variant, tmp_path, call):
     run = save(tmp_path / "run", f"attn={variant}")
     code, out, err = call("attention_map", f"run={run}", "prompt=naïve list", "device=cpu")

@@ -6,6 +6,7 @@ from gptattn.cli.commands import recipes
 from gptattn.cli.commands.recipes import read_bytes
 
 
+@pytest.mark.slow
 def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
     monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "gpt2", "llama3"])
     code, out, err = call("recipes", "cache_bytes=163840", "context=128")

@@ -68,6 +68,7 @@ def test_all_held_out_tokens_are_validated_on_text_by_text(mixture: MixtureData)
     assert other.text_hash != mixture.text_hash
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path: Path) -> None:
     for name, text in (("x", TEXT), ("y", TEXT.upper() * 2)):
         (tmp_path / name).write_text(text)

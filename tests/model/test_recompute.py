@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
-from building import CONTRACT, build_gpt, chosen
+from building import CONTRACT, build_gpt, chosen, menu, slow_but
 from torch import Tensor
 
 IDS = torch.randint(13, (2, 9), generator=torch.Generator().manual_seed(2))
@@ -22,7 +22,7 @@ def gradients(variant: str, *, recompute: bool) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("variant", CONTRACT)
+@pytest.mark.parametrize("variant", slow_but(menu("attn"), CONTRACT))
 def test_the_gradients_are_the_same(variant: str) -> None:
     again, kept = (gradients(variant, recompute=r) for r in (True, False))
     assert len(again) == len(kept)

@@ -80,6 +80,7 @@ def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds(
     assert made_by(command) == sorted(settings_key(w) + repr(places(flat(w))) for w in wanted)
 
 
+@pytest.mark.slow
 def test_the_experiment_is_named_and_seeds_with_gaps_are_listed() -> None:
     named = "experiment_name=mine", "sweep.jobs=1"
     made = {attn: settings([f"attn={attn}", *named]) for attn in ("mha", "gqa")}

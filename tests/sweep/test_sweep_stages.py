@@ -189,6 +189,7 @@ def test_each_variant_runs_at_the_rate_with_its_lowest_loss(tmp_path, capfd):
     assert launcher.launched == []
 
 
+@pytest.mark.slow
 def test_trials_may_have_a_share_of_the_budget_and_go_on_beyond_the_last_rate(tmp_path):
     """The losses are parabolas with their lowest points at these rates, whatever the budget."""
     best = {"mha": 7e-3, "gqa": 4.2e-3}
@@ -238,6 +239,7 @@ def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path
     assert len(launcher.launched) == 2  # what has diverged is not tried again
 
 
+@pytest.mark.slow
 def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(tmp_path, capfd):
     launcher = Launcher(lambda cfg: 1.2 if cfg.optim.lr == 2e-3 else 1.5)
 

@@ -7,7 +7,7 @@ from typing import Any
 import broken_layers
 import pytest
 import torch
-from building import menu, settings
+from building import menu, settings, slow_but
 from support import process_state, tiny
 
 from gptattn.attention.foreign import ForeignAttention
@@ -41,7 +41,7 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("attn", menu("attn"))
+@pytest.mark.parametrize("attn", slow_but({"gqa", "dsa", "mamba2"}, menu("attn")))
 def test_no_mechanism_of_the_menu_is_refused(attn):
     assert check_layers(settings(f"attn={attn}", *SMALL)) == []
 

@@ -114,6 +114,7 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     assert fingerprint(run) == whole("gqa")
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
     whole, tmp_path, monkeypatch, capfd
 ):
@@ -142,6 +143,7 @@ def test_a_run_that_died_before_its_summary_gets_one(whole, finished, tmp_path):
     assert all(after[name] == before[name] for name in ("val/loss", "train/loss"))
 
 
+@pytest.mark.slow
 def test_a_budget_in_seconds_goes_on_counting(tmp_path, monkeypatch):
     seconds = ("budget.steps=null", "budget.seconds=0.5", "log_every=1")
     once(monkeypatch, "training_step", 1, sent(signal.SIGTERM))

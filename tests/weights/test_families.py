@@ -107,7 +107,11 @@ UNTIED = "block.tied_head=false"
         pytest.param(["attn=mha_wrapper"], GPT2LMHeadModel, marks=pytest.mark.slow),
         (["attn=mha", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel),
         pytest.param(["attn=gqa"], GPT2LMHeadModel, marks=pytest.mark.slow),
-        (["attn=gqa", *LIKE_LLAMA, UNTIED, "position.base=77.0"], LlamaForCausalLM),
+        pytest.param(
+            ["attn=gqa", *LIKE_LLAMA, UNTIED, "position.base=77.0"],
+            LlamaForCausalLM,
+            marks=pytest.mark.slow,
+        ),
         (["pattern=[mha,mqa]", *LIKE_LLAMA, "block.tied_head=true"], LlamaForCausalLM),
         (["attn=mha", *LIKE_LLAMA, "model.qkv_bias=true"], Qwen2ForCausalLM),
     ],

@@ -119,6 +119,7 @@ NEEDED = (
 )
 
 
+@pytest.mark.slow
 def test_a_llama_trains_with_the_settings_that_the_error_names(
     llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
