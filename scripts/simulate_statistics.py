@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.table import markdown_table
-from gptattn.compare.track_statistics import (
+from gptattn.compare.statistics import (
     Effective,
     correct_holm,
     decide,
@@ -27,6 +26,7 @@ from gptattn.compare.track_statistics import (
     fit_curve,
     share_spread,
 )
+from gptattn.compare.table import markdown_table
 from gptattn.sweep.tuning import find_vertex, next_rate
 
 Losses = NDArray[np.float64]

@@ -32,7 +32,7 @@ from gptattn.machine.ending import (
     write_stderr,
 )
 from gptattn.runs.metrics import LOSS
-from gptattn.settings.compose import CONF, from_hydra
+from gptattn.settings.compose import CONF, from_hydra, resume_settings
 from gptattn.settings.config import check
 from gptattn.settings.messages import explain_hydra_error, name_typed
 from gptattn.settings.values import suggest
@@ -102,7 +102,6 @@ def run_job(cfg: DictConfig) -> float:
                 raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
             place = cfg.resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
-            from gptattn.settings.resumed import resume_settings
 
             recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
             settings = resume_settings(recorded, overrides, cfg)

@@ -7,6 +7,11 @@ exactly when its interval excludes 0. If the spread over the first seeds decided
 the confidence is as stated whatever the deviation. Source: Stein 1945, Annals of
 Mathematical Statistics 16, 243-258.
 
+The attention track, at the end of the file, states a loss in units of the baseline's compute. The
+baseline is trained at several budgets with many seeds, and a monotone curve through its mean losses
+says how much compute it needs for a loss. An entry's effective compute is what the baseline would
+need for the entry's loss, over what the entry used.
+
 scipy is imported inside the functions: the import takes half a second, and a mistake on the command
 line should be reported before that.
 """
@@ -16,15 +21,18 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gptattn.compare.finished_runs import Run
+from gptattn.errors import DataError
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.two_stages import FirstStage
 
 Interval = tuple[float, float]
+Array = NDArray[np.float64]
 
 ALPHA = 0.05
 POWER = 0.8
@@ -32,6 +40,15 @@ SEEDS_CAP = 1_000
 CHI_PARTS = 200  # quantiles of equal probability; they make the power accurate to 0.001
 # Differences within this range, in nats, count as equal: losses have float32 precision.
 RESOLUTION = 1e-6
+
+LOOKS = 2  # after the first seeds, and once more after those of the second stage
+MARGIN = 1.05  # times the compute: what counts as equivalent
+NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
+# Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
+# baseline (docs/track.md, "How it is computed").
+RATE_ERROR = 0.0025
+MIN_BUDGETS = 3
+GRID = 2_000  # points of the curve
 
 
 def t_interval(
@@ -96,7 +113,7 @@ def power(effect: float, n: int, comparisons: int = 1) -> float:
 
 
 @cache
-def _deviations(n: int) -> NDArray[np.float64]:
+def _deviations(n: int) -> Array:
     """Return quantiles of (sample / true standard deviation) of n normal values, [CHI_PARTS]."""
     from scipy.special import chdtri
 
@@ -206,7 +223,7 @@ class Paired:
     spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
     """
 
-    values: NDArray[np.float64]  # [groups, n]
+    values: Array  # [groups, n]
     first: int | None = None
     asked: float | None = None
 
@@ -284,3 +301,184 @@ def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Dif
         first=first,
         asked=pair.asked,
     )
+
+
+# The attention track
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The baseline's loss by the logarithm of its compute, between its least and most budget."""
+
+    logs: Array  # [GRID] of FLOPs, ascending
+    losses: Array  # [GRID], falling
+    errors: Array  # [GRID] standard errors
+
+
+def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
+    """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
+
+    It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
+    300-304). Its errors come from those of the means, of which each has a rate of its own, to first
+    order. Raises DataError for fewer than three budgets, for one with a single seed, and if a mean
+    does not fall.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    compute = sorted(losses)
+    groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
+    means = np.array([own.mean() for own in groups])
+    if len(groups) < MIN_BUDGETS or min(map(len, groups)) < 2:
+        raise DataError(
+            "track",
+            f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each; train it with "
+            "experiment=track_baseline",
+        )
+    if (np.diff(means) >= 0).any():
+        raise DataError("track", "the baseline's loss does not fall with its budget")
+    knots = np.log(compute)
+    logs = np.linspace(knots[0], knots[-1], GRID)
+    step = 1e-4 * np.ptp(means)
+    variance = np.zeros(GRID)
+    for i, own in enumerate(groups):
+        moved = np.eye(len(groups))[i] * step
+        above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
+        slopes = (above - below) / (2 * step)
+        variance += slopes**2 * (own.var(ddof=1) / len(own) + RATE_ERROR**2)
+    return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
+
+
+def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] | None:
+    """Return the fourth mean predicted from the first three, minus the measured one, and its error.
+
+    `losses` are those of `fit_curve`. The prediction is a power law of compute with a floor: at
+    equal ratios of compute, each step from one mean to the next is the last one times a factor. The
+    standard error is by the delta method. Return None unless four budgets have equal ratios.
+    """
+    compute = sorted(losses)
+    ratios = np.diff(np.log(compute))
+    if len(compute) != 4 or np.ptp(ratios) > 0.01:
+        return None
+    groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
+    first, second, third, fourth = (own.mean() for own in groups)
+    factor = (second - third) / (first - second)
+    predicted = third - factor * (second - third)
+    slopes = np.array([factor**2, -factor * (2 + factor), 1 + 2 * factor, -1.0])
+    variances = np.array([own.var(ddof=1) / len(own) + RATE_ERROR**2 for own in groups])
+    return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
+
+
+class Spread(NamedTuple):
+    """A standard deviation over seeds, and its degrees of freedom."""
+
+    deviation: float
+    degrees: int
+
+
+def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
+    """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
+
+    While the test denies one, the group that varies most gets its own. Groups of one value share.
+    Raises DataError if no group has two values.
+
+    Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
+    """
+    from scipy.stats import levene
+
+    arrays = [np.asarray(own, dtype=np.float64) for own in groups]
+    sharing = [i for i, own in enumerate(arrays) if len(own) > 1]
+    if not sharing:
+        raise DataError("track", "no entry has two seeds, so there is no spread to test against")
+    while len(sharing) > 1 and levene(*(arrays[i] for i in sharing)).pvalue < ALPHA:
+        sharing.remove(max(sharing, key=lambda i: arrays[i].var(ddof=1)))
+    degrees = sum(len(arrays[i]) - 1 for i in sharing)
+    squares = sum(float(arrays[i].var(ddof=1)) * (len(arrays[i]) - 1) for i in sharing)
+    shared = Spread(math.sqrt(squares / degrees), degrees)
+    return [
+        shared if i in sharing or len(own) < 2 else Spread(float(own.std(ddof=1)), len(own) - 1)
+        for i, own in enumerate(arrays)
+    ]
+
+
+@dataclass(frozen=True)
+class Effective:
+    """What the baseline would need for an entry's loss, over what the entry used, with its 95%
+    interval.
+
+    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, that it
+    lies between 1 / NEGLIGIBLE and NEGLIGIBLE; `equivalent`: that between 1 / MARGIN and MARGIN is
+    shown, by two one-sided tests at 5%.
+    """
+
+    value: float
+    interval: Interval
+    p: float
+    equivalent: bool
+
+
+def effective_compute(
+    losses: Sequence[float], compute: float, curve: Curve, spread: Spread
+) -> Effective:
+    """Return the effective compute of losses over seeds, of runs that used so many FLOPs each.
+
+    The interval holds each compute at which the curve's loss is not shown to differ from the mean
+    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185. Both were
+    trained at a rate that was chosen: RATE_ERROR counts for each.
+    """
+    from scipy.special import stdtr, stdtrit
+
+    mean = float(np.mean(losses))
+    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2 + RATE_ERROR**2)
+    t = np.maximum.accumulate((mean - curve.losses) / error)  # rises with the baseline's compute
+    ratios = curve.logs - math.log(compute)
+    two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, ALPHA))
+
+    def reached(level: float) -> float:
+        """The ratio at which t is `level`."""
+        if t[0] > level:
+            return 0.0
+        return math.inf if t[-1] < level else math.exp(np.interp(level, t, ratios))
+
+    def t_at(ratio: float) -> float:
+        return float(np.interp(math.log(ratio), ratios, t))
+
+    return Effective(
+        reached(0.0),
+        (reached(-two), reached(two)),
+        min(1.0, 2 * float(stdtr(spread.degrees, min(t_at(NEGLIGIBLE), -t_at(1 / NEGLIGIBLE))))),
+        t_at(1 / MARGIN) <= -one and t_at(MARGIN) >= one,
+    )
+
+
+def difference_interval(
+    losses: Sequence[float], baseline: Sequence[float], spread: Spread
+) -> tuple[float, Interval]:
+    """Return the mean loss minus the baseline's, of other seeds, with its 95% interval."""
+    from scipy.special import stdtrit
+
+    mean = float(np.mean(losses) - np.mean(baseline))
+    seeds = spread.deviation**2 * (1 / len(losses) + 1 / len(baseline))
+    error = math.sqrt(seeds + 2 * RATE_ERROR**2)
+    half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
+    return mean, (mean - half, mean + half)
+
+
+def correct_holm(p_values: Sequence[float], looks: int = LOOKS) -> list[float]:
+    """Return the p values corrected for their number, and for the looks at each.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
+    """
+    order = np.argsort(p_values)
+    corrected, highest = [1.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, looks * (len(p_values) - rank) * p_values[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def decide(p: float, found: Effective) -> str:
+    """Return better, worse, equivalent or open, from a corrected p; a shown one may be small."""
+    if p < ALPHA:
+        words = "better" if found.value > 1 else "worse"
+        return f"{words}, by less than {MARGIN - 1:.0%}" if found.equivalent else words
+    return "equivalent" if found.equivalent else "open"

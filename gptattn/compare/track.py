@@ -1,7 +1,7 @@
 """The attention track: runs of `experiment=track` beside the shipped entries, as one table.
 
 The file reads downwards: an entry, from runs or from a file in benchmarks/track; the rows with
-their verdicts; the table. `track_statistics.py` has the statistics, `plots.py` the figure.
+their verdicts; the table. `statistics.py` has the statistics, `plots.py` the figure.
 """
 
 import math
@@ -17,10 +17,10 @@ import msgspec
 from gptattn.compare.curves import read_curves
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_differences import RATE, WIDTH
-from gptattn.compare.statistics import Interval
-from gptattn.compare.track_statistics import (
+from gptattn.compare.statistics import (
     MIN_BUDGETS,
     Effective,
+    Interval,
     correct_holm,
     decide,
     difference_interval,

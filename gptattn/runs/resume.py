@@ -1,6 +1,6 @@
 """Where a run resumes, and whether its text, tokenizer and device are unchanged.
 
-`training/run.py` resumes it; `settings/resumed.py` says which settings may change.
+`training/run.py` resumes it; `settings/compose.py` says which settings may change then.
 """
 
 import sys

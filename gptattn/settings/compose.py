@@ -3,19 +3,21 @@
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
 from gptattn.settings.config import (
     CONF,
     MASK_DOCUMENTS,
+    UNITS,
     Settings,
     Spec,
     TrainConfig,
@@ -23,6 +25,7 @@ from gptattn.settings.config import (
     variant_name,
 )
 from gptattn.settings.construct import check_targets
+from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.own_code import use_folders
@@ -30,6 +33,9 @@ from gptattn.settings.values import REMOVED, build_dataclass, check_choice
 
 # Their constructors, or `layers.py`, check the keys.
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger")
+# Settings of the command, not of the run.
+COMMAND = ("resume", "run_dir", "allow_targets")
+UNKNOWN = object()  # equals no value
 
 
 @dataclass
@@ -155,6 +161,37 @@ def _read_sources(
             own.pop(MASK_DOCUMENTS, None)  # of all texts together
         found[name] = own | source
     return found
+
+
+def resume_settings(
+    recorded: TrainConfig, overrides: Sequence[str], cfg: DictConfig
+) -> TrainConfig:
+    """Return the recorded settings with the overrides of the command line applied.
+
+    `cfg` is the config that Hydra composed with them, which has their values. Raises ConfigError,
+    naming the field, for a change that a resumed run does not allow.
+    """
+    node = OmegaConf.create(asdict(recorded))
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if key in COMMAND:
+            continue
+        if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
+            raise ConfigError(key, "a resumed run accepts only name=value")
+        if meaning(key) not in RESUMES:
+            # The command that started the run, with resume= added, names nothing new.
+            given = override.input_line in recorded.overrides
+            value = OmegaConf.select(cfg, key)
+            if not given and OmegaConf.select(node, key, default=UNKNOWN) != value:
+                raise ConfigError(
+                    key, "is fixed once a run has begun; leave it out, or start a new run"
+                )
+            continue
+        OmegaConf.update(node, key, OmegaConf.select(cfg, key), merge=False)
+    budget = {unit: cfg.budget[unit] for unit in UNITS}
+    if any(value is not None for value in budget.values()):
+        node.budget.update(budget)  # in one unit, it replaces the recorded one in another
+    return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)
 
 
 def read_attention_settings(variant: str, cfg: TrainConfig) -> Spec:

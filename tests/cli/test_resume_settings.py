@@ -10,11 +10,10 @@ from gptattn.errors import CheckpointError
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.resume import find_start
-from gptattn.settings.compose import CONF
+from gptattn.settings.compose import CONF, resume_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import at_step
 from gptattn.settings.messages import explain_hydra_error
-from gptattn.settings.resumed import resume_settings
 
 FIXED = "is fixed once a run has begun; leave it out, or start a new run"
 REFUSED = {

@@ -15,17 +15,7 @@ from support import start, tiny
 
 from gptattn.compare.finished_runs import SHIPPED, find_shipped, read_runs
 from gptattn.compare.plots import draw_hybrids, draw_track, find_hybrids
-from gptattn.compare.track import (
-    HEADINGS,
-    Entry,
-    list_cells,
-    list_notes,
-    make_track,
-    read_entries,
-    read_shipped,
-    write_shipped,
-)
-from gptattn.compare.track_statistics import (
+from gptattn.compare.statistics import (
     RATE_ERROR,
     Effective,
     Spread,
@@ -36,6 +26,16 @@ from gptattn.compare.track_statistics import (
     extrapolate,
     fit_curve,
     share_spread,
+)
+from gptattn.compare.track import (
+    HEADINGS,
+    Entry,
+    list_cells,
+    list_notes,
+    make_track,
+    read_entries,
+    read_shipped,
+    write_shipped,
 )
 from gptattn.errors import DataError
 from gptattn.runs.folder import RunFolder
