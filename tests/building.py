@@ -5,7 +5,7 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache, lru_cache
@@ -36,8 +36,9 @@ def menu(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def slow_but(quick: Collection[Any], values: Iterable[Any]) -> list[Any]:
+def slow_but(quick: Collection[Any], values: Sequence[Any]) -> list[Any]:
     """All values, of which `make test` tries only the quick ones."""
+    assert {*quick} <= {*values}
     return [
         value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values
     ]

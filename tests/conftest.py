@@ -7,7 +7,8 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures where tests run: what they import would delay the workers by 8 seconds."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+    has_workers = config.getoption("numprocesses", None) and not config.option.collectonly
+    if hasattr(config, "workerinput") or not has_workers:
         config.pluginmanager.import_plugin("shared_fixtures")
 
 

@@ -1,11 +1,11 @@
 """The report's statistics over seeds: first functions of arrays, then of runs, paired by seed.
 
-One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
-the comparisons of a family. The interval shown is the corrected one, so a difference is stated
-exactly when its interval excludes 0. If the spread over the first seeds decided how many there are,
-`first` is their number, and the deviation and its degrees of freedom come from them alone, so that
-the confidence is as stated whatever the deviation. Source: Stein 1945, Annals of
-Mathematical Statistics 16, 243-258.
+In a report, one procedure decides: Student's t on differences paired by seed, with Bonferroni's
+correction over the comparisons of a family. The interval shown is the corrected one, so a
+difference is stated exactly when its interval excludes 0. If the spread over the first seeds
+decided how many there are, `first` is their number, and the deviation and its degrees of freedom
+come from them alone, so that the confidence is as stated whatever the deviation. Source: Stein
+1945, Annals of Mathematical Statistics 16, 243-258.
 
 The attention track, at the end of the file, states a loss in units of the baseline's compute. The
 baseline is trained at several budgets with many seeds, and a monotone curve through its mean losses
@@ -40,15 +40,6 @@ SEEDS_CAP = 1_000
 CHI_PARTS = 200  # quantiles of equal probability; they make the power accurate to 0.001
 # Differences within this range, in nats, count as equal: losses have float32 precision.
 RESOLUTION = 1e-6
-
-LOOKS = 2  # after the first seeds, and once more after those of the second stage
-MARGIN = 1.05  # times the compute: what counts as equivalent
-NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
-# Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
-# baseline (docs/track.md, "How it is computed").
-RATE_ERROR = 0.0025
-MIN_BUDGETS = 3
-GRID = 2_000  # points of the curve
 
 
 def t_interval(
@@ -305,6 +296,15 @@ def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Dif
 
 # The attention track
 
+LOOKS = 2  # after the first seeds, and once more after those of the second stage
+MARGIN = 1.05  # times the compute: what counts as equivalent
+NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
+# Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
+# baseline (docs/track.md, "How it is computed").
+RATE_ERROR = 0.0025
+MIN_BUDGETS = 3
+GRID = 2_000  # points of the curve
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -319,9 +319,9 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
 
     It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
-    300-304). Its errors come from those of the means, of which each has a rate of its own, to first
-    order. Raises DataError for fewer than three budgets, for one with a single seed, and if a mean
-    does not fall.
+    300-304). Its standard errors follow, to first order, from those of the means, each trained
+    at its own rate. Raises DataError for fewer than three budgets, for one with a single seed, and
+    if a mean does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -378,8 +378,8 @@ class Spread(NamedTuple):
 def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
     """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
 
-    While the test denies one, the group that varies most gets its own. Groups of one value share.
-    Raises DataError if no group has two values.
+    While the test rejects a shared one, the group that varies most gets its own. Groups of one
+    value share. Raises DataError if no group has two values.
 
     Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
     """
@@ -405,9 +405,9 @@ class Effective:
     """What the baseline would need for an entry's loss, over what the entry used, with its 95%
     interval.
 
-    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, that it
-    lies between 1 / NEGLIGIBLE and NEGLIGIBLE; `equivalent`: that between 1 / MARGIN and MARGIN is
-    shown, by two one-sided tests at 5%.
+    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, for
+    the hypothesis that it lies between 1 / NEGLIGIBLE and NEGLIGIBLE; `equivalent`: whether it is
+    shown to lie between 1 / MARGIN and MARGIN, by two one-sided tests at 5%.
     """
 
     value: float
@@ -477,7 +477,10 @@ def correct_holm(p_values: Sequence[float], looks: int = LOOKS) -> list[float]:
 
 
 def decide(p: float, found: Effective) -> str:
-    """Return better, worse, equivalent or open, from a corrected p; a shown one may be small."""
+    """Return better, worse, equivalent or open, from a corrected p.
+
+    A difference that is shown may still be small.
+    """
     if p < ALPHA:
         words = "better" if found.value > 1 else "worse"
         return f"{words}, by less than {MARGIN - 1:.0%}" if found.equivalent else words

@@ -2,7 +2,7 @@
 
 On Ctrl-C, or another signal, a run that trains finishes its step, saves its state and exits with
 130; a second Ctrl-C stops it at once (`training/checkpoints.py`). A sweep stops its runs, which
-save alike, and says how many are done; the same command goes on (`sweep/launcher.py`).
+save their state too, and says how many are done; the same command goes on (`sweep/launcher.py`).
 """
 
 import errno

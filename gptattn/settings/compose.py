@@ -1,4 +1,4 @@
-"""From Hydra's composed config, and the files it names, to a run's settings."""
+"""From Hydra's composed config, and the files it names, to a run's settings, new or resumed."""
 
 import contextlib
 import re

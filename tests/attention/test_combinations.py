@@ -1,6 +1,6 @@
 """Random mechanisms, heads, windows, positions and parts together keep the promises of each.
 
-The same 40 combinations each time; `GPTATTN_COMBINATIONS=2000` makes 2,000, in about a minute.
+The same 25 combinations each time; `GPTATTN_COMBINATIONS=2000` makes 2,000, in about a minute.
 """
 
 import os

@@ -329,7 +329,6 @@ HELD_ELSEWHERE = {
     "smollm3",
     "gemma2",
     "mamba2",
-    "granite4",
 }
 
 

@@ -22,7 +22,7 @@ def gradients(variant: str, *, recompute: bool) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("variant", slow_but(menu("attn"), CONTRACT))
+@pytest.mark.parametrize("variant", slow_but([*menu("attn"), "gqa+value_residual"], CONTRACT))
 def test_the_gradients_are_the_same(variant: str) -> None:
     again, kept = (gradients(variant, recompute=r) for r in (True, False))
     assert len(again) == len(kept)

@@ -112,7 +112,6 @@ def test_a_mistake_names_its_field(overrides, sweeper, said, tmp_path):
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.slow
 def test_a_second_sweep_in_the_folder_is_refused(tmp_path, capfd):
     with hold_lock(tmp_path / HOME / SWEEP_LOCK, "test", "busy"):
         assert sweep(tmp_path, "attn=mha,gqa") == 6

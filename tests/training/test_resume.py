@@ -114,7 +114,6 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     assert fingerprint(run) == whole("gqa")
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
     whole, tmp_path, monkeypatch, capfd
 ):
