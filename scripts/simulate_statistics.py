@@ -7,6 +7,7 @@ says of entries whose true effect is known, from the choice of their rates to th
 """
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,13 @@ from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import (
+    LOOKS,
     Effective,
     correct_holm,
     decide,
     effective_compute,
     fit_curve,
+    remove_seed_effects,
     share_spread,
 )
 from gptattn.compare.table import markdown_table
@@ -103,16 +106,17 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
 SEEDS_BY_BUDGET = {0.5: 5, 1.0: 20, 2.0: 5, 4.0: 5}  # of the baseline
 SEEDS_AT_GATE = {0.5: 5, 1.0: 5, 2.0: 5}
 ENTRIES = 55
-TRACK_DEVIATION = 0.0065  # bits per byte, at the whole budget
+TRACK_DEVIATION = 0.021  # bits per byte, at the whole budget
+CORRELATION = 0.7  # of the losses of two rows, over their seeds
 EFFECTS = (1.0, 1.02, 1.05, 1.10)  # true effective compute; its inverse for every other entry
 RECORD = 0.01  # p, at both sizes
 # Rates, in octaves from the middle one of three that are tried. Each entry's best lies within one.
 TRIED = (0.5, 1.0, 2.0)
-TRIAL_DEVIATION = 0.013  # bits per byte, at a quarter of the budget
-BEND, TRIAL_BEND = 0.07, 0.14  # bits per byte for a rate that is an octave off
+TRIAL_DEVIATION = 0.02  # bits per byte, at half of the budget
+BEND, TRIAL_BEND = 0.09, 0.10  # bits per byte for a rate that is an octave off
 # Octaves: the standard deviation, over entries, of how far a run's best rate lies from the one that
 # its trials chose, times the regime's `scale`.
-DRIFT = 0.15
+DRIFT = 0.09
 
 
 def baseline_loss(compute: float) -> float:
@@ -156,27 +160,36 @@ def simulate_track(effect: float, tables: int) -> Claims:
     truths = [effect if i % 2 else 1 / effect for i in range(ENTRIES)]
     done = Claims()
 
-    def draw(compute: float, lost: float, n: int) -> list[float]:
-        mean = baseline_loss(compute) + lost
-        return (mean + TRACK_DEVIATION * generator.normal(size=n)).tolist()
+    def draw(compute: float, lost: float, shared: Losses) -> Losses:
+        """Return the losses at seeds whose runs share these effects."""
+        own = math.sqrt(1 - CORRELATION) * generator.normal(size=len(shared))
+        return (
+            baseline_loss(compute)
+            + lost
+            + TRACK_DEVIATION * (math.sqrt(CORRELATION) * shared + own)
+        )
 
-    def draw_baseline(seeds: dict[float, int]) -> dict[float, list[float]]:
-        return {c: draw(c, lose_by_rate(generator), n) for c, n in seeds.items()}
+    def draw_baseline(seeds: dict[float, int], shared: Losses) -> dict[float, Losses]:
+        """Return the losses by budget, of which one has the entries' seeds."""
+        effects = {c: shared if c == 1 else generator.normal(size=n) for c, n in seeds.items()}
+        return {c: draw(c, lose_by_rate(generator), own) for c, own in effects.items()}
 
     for _ in range(tables):
-        base = draw_baseline(SEEDS_BY_BUDGET)
+        shared = generator.normal(size=SEEDS_BY_BUDGET[1.0])
+        base = draw_baseline(SEEDS_BY_BUDGET, shared)
         lost = [lose_by_rate(generator) for _ in truths]
-        losses = [draw(truth, own, 3) for truth, own in zip(truths, lost, strict=True)]
+        losses = [draw(truth, own, shared[:3]) for truth, own in zip(truths, lost, strict=True)]
         verdicts, found, p = _look(base, losses)
         later = [i for i, verdict in enumerate(verdicts) if verdict == "open"]
         for i in later:
-            losses[i] += draw(truths[i], lost[i], 5)
+            losses[i] = np.append(losses[i], draw(truths[i], lost[i], shared[3:8]))
         if later:
             verdicts, found, p = _look(base, losses)
         best = [i for i, one in enumerate(found) if p[i] < RECORD and one.value > 1]
-        at_gate = [draw(truths[i], lose_by_rate(generator), 3) for i in best]
         if best:
-            _, ratios, p = _look(draw_baseline(SEEDS_AT_GATE), at_gate)
+            shared = generator.normal(size=SEEDS_AT_GATE[1.0])
+            at_gate = [draw(truths[i], lose_by_rate(generator), shared[:3]) for i in best]
+            _, ratios, p = _look(draw_baseline(SEEDS_AT_GATE, shared), at_gate)
             for one, own in zip(ratios, p, strict=True):
                 done.records += own < RECORD and one.value > 1
         done.second += len(later)
@@ -196,15 +209,20 @@ def simulate_track(effect: float, tables: int) -> Claims:
 
 
 def _look(
-    base: dict[float, list[float]], losses: list[list[float]]
+    base: dict[float, Losses], losses: list[Losses]
 ) -> tuple[list[str], list[Effective], list[float]]:
     """Return the verdicts, the effective compute, and the corrected p."""
-    curve, spreads = fit_curve(base), share_spread([base[1.0], *losses])[1:]
+    by_budget = {compute: own.tolist() for compute, own in base.items()}
+    entries = [own.tolist() for own in losses]
+    if len(entries) >= statistics.MIN_PAIRED:
+        by_seed = [dict(enumerate(own)) for own in (by_budget[1.0], *entries)]
+        by_budget[1.0], entries = remove_seed_effects(by_seed[0], by_seed[1:])
+    curve, spreads = fit_curve(by_budget), share_spread([by_budget[1.0], *entries])[1:]
     found = [
-        effective_compute(own, 1.0, curve, spread)
-        for own, spread in zip(losses, spreads, strict=True)
+        effective_compute(own, 1.0, curve, spread, LOOKS[len(own)])
+        for own, spread in zip(entries, spreads, strict=True)
     ]
-    corrected = correct_holm([one.p for one in found])
+    corrected = correct_holm([one.p for one in found], [LOOKS[len(own)] for own in losses])
     return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found, corrected
 
 

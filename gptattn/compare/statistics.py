@@ -296,13 +296,16 @@ def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Dif
 
 # The attention track
 
-LOOKS = 2  # after the first seeds, and once more after those of the second stage
+# Seeds of an entry, at first and with those of the second stage -> this look's share of the errors
+# that are allowed. The first has little: what is decided early looks too good, or too bad.
+LOOKS = {3: 0.1, 8: 0.9}
 MARGIN = 1.05  # times the compute: what counts as equivalent
 NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
 # Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
 # baseline (docs/track.md, "How it is computed").
 RATE_ERROR = 0.0025
 MIN_BUDGETS = 3
+MIN_PAIRED = 5  # entries at the baseline's seeds from which the seeds' effects are known
 GRID = 2_000  # points of the curve
 
 
@@ -368,6 +371,34 @@ def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] 
     return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
 
 
+def remove_seed_effects(
+    baseline: Mapping[int, float], entries: Sequence[Mapping[int, float]]
+) -> tuple[list[float], list[list[float]]]:
+    """Return the losses by seed without what the runs of a seed share: baseline, and entries.
+
+    Runs of one seed begin alike and see the same text, so their losses move together. A seed's
+    effect is its mean over all rows, each less its own mean over the seeds that all have; the
+    baseline counts at the seeds that any entry has. What is left varies as the residuals of a
+    two-way table do, and the baseline keeps the mean of all of its seeds.
+
+    Source: randomised blocks, Fisher 1935, The Design of Experiments, ch. 4.
+    """
+    seeds = {seed for own in entries for seed in own}
+    rows = [{s: x for s, x in baseline.items() if s in seeds}, *entries]
+    common = sorted(set.intersection(*({*own} for own in rows)))
+    centred = [{s: x - np.mean([own[c] for c in common]) for s, x in own.items()} for own in rows]
+    effects = {s: np.mean([own[s] for own in centred if s in own]) for s in seeds}
+    degrees = sum(len(own) - 1 for own in rows)
+    scale = math.sqrt(degrees / (degrees - len(seeds) + 1))
+    left = [np.array([x - effects[s] for s, x in own.items()]) for own in rows]
+    means = [own.mean() for own in left]
+    lift = np.mean([*baseline.values()]) - means[0]
+    base, *others = [
+        (lift + mean + scale * (own - mean)).tolist() for own, mean in zip(left, means, strict=True)
+    ]
+    return base, others
+
+
 class Spread(NamedTuple):
     """A standard deviation over seeds, and its degrees of freedom."""
 
@@ -417,13 +448,14 @@ class Effective:
 
 
 def effective_compute(
-    losses: Sequence[float], compute: float, curve: Curve, spread: Spread
+    losses: Sequence[float], compute: float, curve: Curve, spread: Spread, share: float = 1.0
 ) -> Effective:
     """Return the effective compute of losses over seeds, of runs that used so many FLOPs each.
 
     The interval holds each compute at which the curve's loss is not shown to differ from the mean
     loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185. Both were
-    trained at a rate that was chosen: RATE_ERROR counts for each.
+    trained at a rate that was chosen: RATE_ERROR counts for each. `share`: that of LOOKS, in which
+    equivalence may err.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -431,7 +463,7 @@ def effective_compute(
     error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2 + RATE_ERROR**2)
     t = np.maximum.accumulate((mean - curve.losses) / error)  # rises with the baseline's compute
     ratios = curve.logs - math.log(compute)
-    two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, ALPHA))
+    two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, share * ALPHA))
 
     def reached(level: float) -> float:
         """The ratio at which t is `level`."""
@@ -463,15 +495,16 @@ def difference_interval(
     return mean, (mean - half, mean + half)
 
 
-def correct_holm(p_values: Sequence[float], looks: int = LOOKS) -> list[float]:
-    """Return the p values corrected for their number, and for the looks at each.
+def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[float]:
+    """Return the p values corrected for their number, and for the looks, whose shares are given.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
     """
-    order = np.argsort(p_values)
+    divided = np.divide(p_values, shares)
+    order = np.argsort(divided)
     corrected, highest = [1.0] * len(p_values), 0.0
     for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, looks * (len(p_values) - rank) * p_values[i]))
+        highest = max(highest, min(1.0, (len(divided) - rank) * divided[i]))
         corrected[i] = highest
     return corrected
 

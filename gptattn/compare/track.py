@@ -6,7 +6,7 @@ their verdicts; the table. `statistics.py` has the statistics, `plots.py` the fi
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -18,7 +18,9 @@ from gptattn.compare.curves import read_curves
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_differences import RATE, WIDTH
 from gptattn.compare.statistics import (
+    LOOKS,
     MIN_BUDGETS,
+    MIN_PAIRED,
     Effective,
     Interval,
     correct_holm,
@@ -27,6 +29,7 @@ from gptattn.compare.statistics import (
     effective_compute,
     extrapolate,
     fit_curve,
+    remove_seed_effects,
     share_spread,
 )
 from gptattn.errors import DataError
@@ -36,7 +39,6 @@ from gptattn.runs.metrics import BITS, FLOPS, PARAMS, SPEED
 
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
-SEEDS = (3, 8)  # of an entry: at first, and with those of the second stage
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
 Ratio = tuple[float, Interval]
@@ -161,6 +163,7 @@ class Track:
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
     own_spread: Sequence[str]  # rows whose standard deviation is their own
+    paired: bool  # whether what the runs of a seed share is removed, but for rows at other seeds
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
 
@@ -190,7 +193,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     if unlike and len(baseline) < MIN_BUDGETS:
         yours = "train yours with experiment=track_baseline"
         raise DataError("track", f"the shipped baseline cannot be used ({unlike}); {yours}")
-    curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
+    fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})  # or it raises
     compared: list[tuple[Entry, bool]] = []
     for entry, is_shipped in kept.values():
         if entry.is_baseline:
@@ -198,23 +201,30 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         if entry.steps not in baseline:
             why = f"the baseline has no {entry.steps:,} steps"
             left_out.setdefault(why, []).append(entry.name)
-        elif len(entry.losses) not in SEEDS:
-            wanted = f"{SEEDS[0]} seeds, or {SEEDS[1]} after the second stage"
-            why = f"{len(entry.losses)} seeds; an entry has {wanted}"
+        elif len(entry.losses) not in LOOKS:
+            why = "{} seeds; an entry has {} seeds, or {} after the second stage".format(
+                len(entry.losses), *LOOKS
+            )
             left_out.setdefault(why, []).append(entry.name)
         else:
             compared.append((entry, is_shipped))
-    beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
-    groups = [[*one.losses.values()] for one in (*beside.values(), *(e for e, _ in compared))]
-    spreads = share_spread(groups)[len(beside) :] if compared else []
-
-    found: list[Effective] = []
-    differences: list[tuple[float, Interval]] = []
-    for (entry, _), spread in zip(compared, spreads, strict=True):
-        losses, base = [*entry.losses.values()], [*baseline[entry.steps].losses.values()]
-        found.append(effective_compute(losses, entry.flops, curve, spread))
-        differences.append(difference_interval(losses, base, spread))
-    corrected = correct_holm([one.p for one in found])
+    found: list[tuple[Entry, bool, Effective, tuple[float, Interval]]] = []
+    own_spread: list[str] = []
+    pools = [*_pool(compared, baseline)]
+    for members, losses, base, _ in pools:
+        curve = fit_curve({baseline[steps].flops: own for steps, own in base.items()})
+        steps = members[0][0].steps
+        _, *spreads = share_spread([base[steps], *losses])
+        most = max(spread.degrees for spread in spreads)
+        for (entry, is_shipped), own, spread in zip(members, losses, spreads, strict=True):
+            effective = effective_compute(own, entry.flops, curve, spread, LOOKS[len(own)])
+            difference = difference_interval(own, base[steps], spread)
+            found.append((entry, is_shipped, effective, difference))
+            own_spread += [entry.name] * (spread.degrees < most)
+    corrected = correct_holm(
+        [effective.p for _, _, effective, _ in found],
+        [LOOKS[len(entry.losses)] for entry, *_ in found],
+    )
     rows = [
         Row(
             entry,
@@ -225,16 +235,32 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             decide(p, effective),
             _effective_time(entry, baseline[entry.steps], effective),
         )
-        for (entry, is_shipped), difference, effective, p in zip(
-            compared, differences, found, corrected, strict=True
-        )
-    ]
-    most = max((spread.degrees for spread in spreads), default=0)
-    own_spread = [
-        e.name for (e, _), one in zip(compared, spreads, strict=True) if one.degrees < most
+        for (entry, is_shipped, effective, difference), p in zip(found, corrected, strict=True)
     ]
     rows.sort(key=lambda row: -row.effective.value)
-    return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
+    paired = any(is_paired for *_, is_paired in pools)
+    return Track(dict(sorted(baseline.items())), rows, own_spread, paired, left_out)
+
+
+def _pool(
+    compared: Sequence[tuple[Entry, bool]], baseline: Mapping[int, Entry]
+) -> Iterator[tuple[Sequence[tuple[Entry, bool]], list[list[float]], dict[int, list[float]], bool]]:
+    """Yield entries that are compared alike, their losses, the baseline's by steps, and whether
+    seeds are paired.
+
+    Where enough entries have the baseline's seeds, what the runs of a seed share is removed.
+    Entries at other seeds are compared with all of the baseline's as they are.
+    """
+    plain = {steps: [*one.losses.values()] for steps, one in baseline.items()}
+    for steps, base in baseline.items():
+        members = [one for one in compared if one[0].steps == steps]
+        paired = [one for one in members if one[0].losses.keys() <= base.losses.keys()]
+        if len(paired) >= MIN_PAIRED:
+            own, losses = remove_seed_effects(base.losses, [entry.losses for entry, _ in paired])
+            yield paired, losses, plain | {steps: own}, True
+            members = [one for one in members if one not in paired]
+        if members:
+            yield members, [[*entry.losses.values()] for entry, _ in members], plain, False
 
 
 def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
@@ -333,7 +359,11 @@ def list_notes(track: Track) -> list[str]:
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: that the effective compute is within 1% of 1, corrected over {count} (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
-        "equivalent: within 5% of the compute, by two tests at 5%, of each row alone",
+        *["what the runs of a seed share is removed: seeds are paired"] * track.paired,
+        "equivalent: within 5% of the compute, by two tests at 5%, of each row alone; a row with "
+        + " and with ".join(
+            f"{n} seeds may err in {share:.0%} of it" for n, share in LOOKS.items()
+        ),
         *(
             f"time: the baseline's time to the same loss over the entry's, on {machine}; no "
             "verdict depends on it"

@@ -25,6 +25,7 @@ from gptattn.compare.statistics import (
     effective_compute,
     extrapolate,
     fit_curve,
+    remove_seed_effects,
     share_spread,
 )
 from gptattn.compare.track import (
@@ -139,10 +140,11 @@ def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
 
 def test_holms_correction_is_that_of_the_papers_steps():
     # 4 * 0.01, then 3 * 0.015 which is above it, then 2 * 0.02 which may not fall below.
-    assert correct_holm([0.02, 0.01, 0.015, 0.5], looks=1) == pytest.approx(
+    assert correct_holm([0.02, 0.01, 0.015, 0.5], [1.0] * 4) == pytest.approx(
         [0.045, 0.04, 0.045, 0.5]
     )
-    assert correct_holm([0.01], looks=2) == pytest.approx([0.02])
+    # 2 * 0.02 / 0.5, as 0.01 / 0.1 is above it.
+    assert correct_holm([0.02, 0.01], [0.5, 0.1]) == pytest.approx([0.08, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -181,6 +183,30 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
     assert 0.93 <= held / 1000 <= 0.97
 
 
+def test_what_seeds_share_is_removed_from_each_row_and_the_baseline_keeps_its_mean():
+    shared = {1: 0.25, 2: -0.5, 3: 0.25, 4: 1.0, 5: -1.0}
+    baseline = {seed: 2.0 + effect for seed, effect in shared.items()}
+    entries = [
+        {s: mean + shared[s] for s in seeds}
+        for mean, seeds in ((1.5, (1, 2, 3)), (3.0, (1, 2, 3, 4)))
+    ]
+    base, others = remove_seed_effects(baseline, entries)
+    assert base == pytest.approx([2.0] * 4)
+    assert [*map(pytest.approx, others)] == [[1.5] * 3, [3.0] * 4]
+
+
+def test_what_is_left_varies_as_the_residuals_of_a_two_way_table():
+    table = np.random.default_rng(3).normal([0.0, 5.0, -5.0, 2.0], size=(6, 4))
+    by_seed = [dict(enumerate(row)) for row in table]
+    base, others = remove_seed_effects(by_seed[0], by_seed[1:])
+    residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    expected = (residuals**2).sum() / (5 * 3)
+    assert np.var([base, *others], axis=1, ddof=1).mean() == pytest.approx(expected)
+    assert np.mean(others, axis=1) - np.mean(base) == pytest.approx(
+        table[1:].mean(1) - table[0].mean()
+    )
+
+
 def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
@@ -216,6 +242,29 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     plot = draw_track(track)
     assert "mine" in plot.svg
     assert plot.png.startswith(b"\x89PNG")
+
+
+def test_entries_at_the_baselines_seeds_are_paired_and_others_are_not():
+    generator = np.random.default_rng(1)
+    shared = dict(zip(range(1, 13), generator.normal(size=12), strict=True))
+
+    def moved(one: Entry) -> Entry:
+        own = 0.002 * generator.normal(size=12)
+        losses = {s: x + 0.5 * shared.get(s, 0.0) + own[s % 12] for s, x in one.losses.items()}
+        return changed(one, losses=losses)
+
+    base = [moved(one) if one.steps == 100 else one for one in BASE]
+    names = ("a", "b", "c", "d", "e")
+    entries = [moved(entry(name, 100, 3.1, range(1, 4))) for name in names]
+    track = make_track([*entries, entry("z", 100, 3.1, NEW)], base)
+    assert track.paired
+    assert {row.entry.name: row.verdict for row in track.rows} == {
+        **dict.fromkeys(names, "worse"),
+        "z": "open",
+    }
+    for row in track.rows:
+        assert row.entry.name == "z" or row.difference == pytest.approx(0.1, abs=0.01)
+    assert not make_track(entries[:4], base).paired
 
 
 def test_hybrids_are_drawn_by_their_share_of_full_layers():
@@ -317,7 +366,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
     report(home, "--ship")
     out = capfd.readouterr().out
     # Seeds add 0.003 on average to the baseline, 0.044 to the entry: 2 ** -0.041 = 0.972.
-    assert re.search(r"mine \* 3 .* \+0\.0410 ± .* 0\.97 \(0\.9. to 0\.98\) worse, by less", out)
+    assert re.search(r"mine \* 3 .* \+0\.0410 ± .* 0\.97 \(0\.9. to 0\.98\)", out)
     assert {file.name for file in shipped.iterdir()} == {"mha.json", "mine.json"}
     assert {one.name for one in (home / "comparison").iterdir()} == {
         f"track.{suffix}" for suffix in ("csv", "svg", "png")

@@ -1,0 +1,76 @@
+"""Measures the speed of the attention track's entries, and writes it into their files.
+
+python scripts/track_speeds.py [benchmarks/track] [--rounds 5]: training steps of all entries take
+turns on one thread, in a new random order each round. The runs that gave the losses shared a
+machine, or ran on several.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import torch
+from measuring.rounds import interleave, ratio, set_threads, spread, timed
+from torch import Tensor
+
+from gptattn.compare.finished_runs import SHIPPED
+from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
+from gptattn.machine.device import device_name
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+from gptattn.training.module import LanguageModel
+from gptattn.training.preflight import preflight
+
+STEPS = 3  # per round
+VOCABULARY = 256  # bytes
+
+
+def build(entry: Entry, experiment: str) -> tuple[LanguageModel, Tensor]:
+    """Return the entry's model, its width matched, and a batch of random ids."""
+    first, *rest = entry.name.split()
+    typed = [first if "=" in first else f"attn={first}", *rest]
+    cfg = settings([f"experiment={experiment}", f"budget.steps={entry.steps}", *typed])
+    cfg = preflight(cfg).cfg
+    module = LanguageModel(build_model(cfg, VOCABULARY), cfg, lambda _: 0.0, val_bytes=1)
+    return module, torch.randint(VOCABULARY, (cfg.batch_size, cfg.model.context_length))
+
+
+def measure(module: LanguageModel, ids: Tensor) -> float:
+    """Return the seconds of a training step."""
+    optimizer = module.configure_optimizers()
+
+    def step() -> None:
+        own: dict[str, list[Tensor]] = {}
+        loss = module.model.loss(ids, ids, losses=own)
+        sum((torch.stack(losses).sum() for losses in own.values()), loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return timed(step, warm_up=1, steps=STEPS)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=SHIPPED["track"])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    set_threads(1)
+    entries = read_shipped(args.folder)
+    unique = {entry.name: entry for entry in entries}
+    built = {name: build(entry, args.folder.name) for name, entry in unique.items()}
+    seconds = interleave({name: partial(measure, *one) for name, one in built.items()}, args.rounds)
+    for name, own in sorted(seconds.items(), key=lambda item: median(item[1])):
+        print(f"{name}: {ratio(seconds[BASELINE], own):.3f} of {BASELINE} ± {spread(own):.1%}")
+    machine = device_name(torch.device("cpu"))
+    speeds = {name: built[name][1].numel() / median(own) for name, own in seconds.items()}
+    write_shipped(
+        [msgspec.structs.replace(e, speed=speeds[e.name], machine=machine) for e in entries],
+        args.folder,
+    )
+
+
+if __name__ == "__main__":
+    main()
