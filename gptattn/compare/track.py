@@ -216,9 +216,9 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         steps = members[0][0].steps
         _, *spreads = share_spread([base[steps], *losses])
         most = max(spread.degrees for spread in spreads)
-        for (entry, is_shipped), own, spread in zip(members, losses, spreads, strict=True):
-            effective = effective_compute(own, entry.flops, curve, spread, LOOKS[len(own)])
-            difference = difference_interval(own, base[steps], spread)
+        for (entry, is_shipped), values, spread in zip(members, losses, spreads, strict=True):
+            effective = effective_compute(values, entry.flops, curve, spread, LOOKS[len(values)])
+            difference = difference_interval(values, base[steps], spread)
             found.append((entry, is_shipped, effective, difference))
             own_spread += [entry.name] * (spread.degrees < most)
     corrected = correct_holm(

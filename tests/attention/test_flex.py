@@ -18,7 +18,13 @@ RULES = {
     "window and sink": Rule(0.3, window=37, sink_H=SINK_H),
     "all": Rule(0.3, 37, 0.8, None, SINK_H, Decay(C_BHT, C_BHT)),
 }
-EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+EVERY_RULE = pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(rule, id=name, marks=() if name == "all" else pytest.mark.slow)
+        for name, rule in RULES.items()
+    ],
+)
 
 
 def draw(device: str = "cpu") -> list[Tensor]:
