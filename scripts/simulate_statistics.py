@@ -26,8 +26,7 @@ from gptattn.compare.statistics import (
     decide,
     effective_compute,
     fit_curve,
-    remove_seed_effects,
-    share_spread,
+    pair_seeds,
 )
 from gptattn.compare.table import markdown_table
 from gptattn.sweep.tuning import find_vertex, next_rate
@@ -212,12 +211,10 @@ def _look(
     base: dict[float, Losses], losses: list[Losses]
 ) -> tuple[list[str], list[Effective], list[float]]:
     """Return the verdicts, the effective compute, and the corrected p."""
-    by_budget = {compute: own.tolist() for compute, own in base.items()}
-    entries = [own.tolist() for own in losses]
-    if len(entries) >= statistics.MIN_PAIRED:
-        by_seed = [dict(enumerate(own)) for own in (by_budget[1.0], *entries)]
-        by_budget[1.0], entries = remove_seed_effects(by_seed[0], by_seed[1:])
-    curve, spreads = fit_curve(by_budget), share_spread([by_budget[1.0], *entries])[1:]
+    budgets = {compute: own.tolist() for compute, own in base.items()}
+    by_seed = [dict(enumerate(own.tolist())) for own in losses]
+    entries, spreads = pair_seeds(dict(enumerate(budgets[1.0])), by_seed)
+    curve = fit_curve(budgets, paired=1.0)
     found = [
         effective_compute(own, 1.0, curve, spread, LOOKS[len(own)])
         for own, spread in zip(entries, spreads, strict=True)

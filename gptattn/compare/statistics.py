@@ -305,7 +305,6 @@ NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
 # baseline (docs/track.md, "How it is computed").
 RATE_ERROR = 0.0025
 MIN_BUDGETS = 3
-MIN_PAIRED = 5  # entries at the baseline's seeds from which the seeds' effects are known
 GRID = 2_000  # points of the curve
 
 
@@ -318,13 +317,14 @@ class Curve:
     errors: Array  # [GRID] standard errors
 
 
-def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
+def fit_curve(losses: Mapping[float, Sequence[float]], paired: float | None = None) -> Curve:
     """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
 
     It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
-    300-304). Its standard errors follow, to first order, from those of the means, each trained
-    at its own rate. Raises DataError for fewer than three budgets, for one with a single seed, and
-    if a mean does not fall.
+    300-304). Its standard errors follow, to first order, from those of the means, each trained at
+    its own rate. `paired`: the budget from whose mean the losses of entries are measured, so that
+    its seeds count only as far as the curve is not this mean. Raises DataError for fewer than three
+    budgets, for one with a single seed, and if a mean does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -347,7 +347,8 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
         moved = np.eye(len(groups))[i] * step
         above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
         slopes = (above - below) / (2 * step)
-        variance += slopes**2 * (own.var(ddof=1) / len(own) + RATE_ERROR**2)
+        of_seeds = slopes - 1 if compute[i] == paired else slopes
+        variance += of_seeds**2 * own.var(ddof=1) / len(own) + slopes**2 * RATE_ERROR**2
     return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
 
 
@@ -371,32 +372,31 @@ def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] 
     return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
 
 
-def remove_seed_effects(
+def pair_seeds(
     baseline: Mapping[int, float], entries: Sequence[Mapping[int, float]]
-) -> tuple[list[float], list[list[float]]]:
-    """Return the losses by seed without what the runs of a seed share: baseline, and entries.
+) -> tuple[list[list[float]], list["Spread"]]:
+    """Return each entry's losses as its differences to the baseline at its seeds, from the mean of
+    all of the baseline's seeds, and the spread of these differences.
 
-    Runs of one seed begin alike and see the same text, so their losses move together. A seed's
-    effect is its mean over all rows, each less its own mean over the seeds that all have; the
-    baseline counts at the seeds that any entry has. What is left varies as the residuals of a
-    two-way table do, and the baseline keeps the mean of all of its seeds.
+    Runs of one seed begin alike and see the same text, so their losses move together. What is left
+    are the residuals of a table of rows and seeds, by least squares.
 
     Source: randomised blocks, Fisher 1935, The Design of Experiments, ch. 4.
     """
-    seeds = {seed for own in entries for seed in own}
-    rows = [{s: x for s, x in baseline.items() if s in seeds}, *entries]
-    common = sorted(set.intersection(*({*own} for own in rows)))
-    centred = [{s: x - np.mean([own[c] for c in common]) for s, x in own.items()} for own in rows]
-    effects = {s: np.mean([own[s] for own in centred if s in own]) for s in seeds}
-    degrees = sum(len(own) - 1 for own in rows)
-    scale = math.sqrt(degrees / (degrees - len(seeds) + 1))
-    left = [np.array([x - effects[s] for s, x in own.items()]) for own in rows]
-    means = [own.mean() for own in left]
-    lift = np.mean([*baseline.values()]) - means[0]
-    base, *others = [
-        (lift + mean + scale * (own - mean)).tolist() for own, mean in zip(left, means, strict=True)
+    seeds = sorted({seed for own in entries for seed in own})
+    rows = [{s: baseline[s] for s in seeds}, *entries]
+    cells = [(r, seeds.index(s), loss) for r, own in enumerate(rows) for s, loss in own.items()]
+    number, column, losses = (np.array(part) for part in zip(*cells, strict=True))
+    design = np.hstack([np.eye(len(rows))[number], np.eye(len(seeds))[column]])
+    left = losses - design @ np.linalg.lstsq(design, losses, rcond=None)[0]
+    base, *spreads = share_spread(
+        [left[number == r].tolist() for r in range(len(rows))], spent=len(seeds) - 1
+    )
+    level = float(np.mean([*baseline.values()]))
+    return [[level + x - baseline[s] for s, x in own.items()] for own in entries], [
+        Spread(math.hypot(one.deviation, base.deviation), min(one.degrees, base.degrees))
+        for one in spreads
     ]
-    return base, others
 
 
 class Spread(NamedTuple):
@@ -406,11 +406,12 @@ class Spread(NamedTuple):
     degrees: int
 
 
-def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
+def share_spread(groups: Sequence[Sequence[float]], spent: int = 0) -> list[Spread]:
     """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
 
     While the test rejects a shared one, the group that varies most gets its own. Groups of one
-    value share. Raises DataError if no group has two values.
+    value share. `spent`: degrees of freedom that the groups' residuals lack. Raises DataError if no
+    group has two values.
 
     Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
     """
@@ -420,9 +421,11 @@ def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
     sharing = [i for i, own in enumerate(arrays) if len(own) > 1]
     if not sharing:
         raise DataError("track", "no entry has two seeds, so there is no spread to test against")
-    while len(sharing) > 1 and levene(*(arrays[i] for i in sharing)).pvalue < ALPHA:
+    while len(sharing) > 1 and any(np.ptp(arrays[i]) > 0 for i in sharing):
+        if levene(*(arrays[i] for i in sharing)).pvalue >= ALPHA:
+            break
         sharing.remove(max(sharing, key=lambda i: arrays[i].var(ddof=1)))
-    degrees = sum(len(arrays[i]) - 1 for i in sharing)
+    degrees = max(1, sum(len(arrays[i]) - 1 for i in sharing) - spent)
     squares = sum(float(arrays[i].var(ddof=1)) * (len(arrays[i]) - 1) for i in sharing)
     shared = Spread(math.sqrt(squares / degrees), degrees)
     return [
@@ -472,7 +475,8 @@ def effective_compute(
         return math.inf if t[-1] < level else math.exp(np.interp(level, t, ratios))
 
     def t_at(ratio: float) -> float:
-        return float(np.interp(math.log(ratio), ratios, t))
+        at = math.log(ratio)  # 0, which shows nothing, beyond the baseline's budgets
+        return float(np.interp(at, ratios, t)) if ratios[0] <= at <= ratios[-1] else 0.0
 
     return Effective(
         reached(0.0),
@@ -483,13 +487,16 @@ def effective_compute(
 
 
 def difference_interval(
-    losses: Sequence[float], baseline: Sequence[float], spread: Spread
+    losses: Sequence[float], baseline: Sequence[float], spread: Spread, *, paired: bool
 ) -> tuple[float, Interval]:
-    """Return the mean loss minus the baseline's, of other seeds, with its 95% interval."""
+    """Return the mean loss minus the baseline's, with its 95% interval.
+
+    `paired`: the losses are those of `pair_seeds`, whose spread is that of differences.
+    """
     from scipy.special import stdtrit
 
     mean = float(np.mean(losses) - np.mean(baseline))
-    seeds = spread.deviation**2 * (1 / len(losses) + 1 / len(baseline))
+    seeds = spread.deviation**2 * (1 / len(losses) + (0 if paired else 1 / len(baseline)))
     error = math.sqrt(seeds + 2 * RATE_ERROR**2)
     half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
     return mean, (mean - half, mean + half)

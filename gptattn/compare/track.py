@@ -20,7 +20,6 @@ from gptattn.compare.setting_differences import RATE, WIDTH
 from gptattn.compare.statistics import (
     LOOKS,
     MIN_BUDGETS,
-    MIN_PAIRED,
     Effective,
     Interval,
     correct_holm,
@@ -29,7 +28,7 @@ from gptattn.compare.statistics import (
     effective_compute,
     extrapolate,
     fit_curve,
-    remove_seed_effects,
+    pair_seeds,
     share_spread,
 )
 from gptattn.errors import DataError
@@ -86,7 +85,8 @@ def read_entries(
     for run in sorted(runs, key=lambda run: -run.finished):
         typed = RunFolder(run.folder).read_settings()["overrides"]
         name = " ".join(o.removeprefix("attn=") for o in typed if OWN.match(o)) or BASELINE
-        key = name, run.seed in BASELINE_SEEDS, run.steps, tuple(run.settings.items()), run.code
+        of_baseline = name == BASELINE and run.seed in BASELINE_SEEDS
+        key = name, of_baseline, run.steps, tuple(run.settings.items()), run.code
         groups.setdefault(key, []).append(run)
     return [
         _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
@@ -163,7 +163,7 @@ class Track:
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
     own_spread: Sequence[str]  # rows whose standard deviation is their own
-    paired: bool  # whether what the runs of a seed share is removed, but for rows at other seeds
+    paired: bool  # whether rows at the baseline's seeds are compared with its runs at these
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
 
@@ -180,7 +180,13 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     for entries, is_shipped in ((own, False), (shipped, True)):
         for entry in sorted(entries, key=lambda entry: not entry.is_baseline):
             key = entry.name, entry.steps, entry.is_baseline
-            if is_shipped and key in kept:
+            if key in kept:
+                if not is_shipped:
+                    left_out.setdefault("a newer one has its name", []).append(entry.name)
+                elif entry.is_baseline and len(entry.losses) > len(kept[key][0].losses):
+                    why = "the shipped baseline has more seeds"
+                    left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
+                    kept[key] = entry, True
                 continue
             if not (why := _describe_mismatch(entry, [one for one, _ in kept.values()])):
                 kept[key] = entry, is_shipped
@@ -210,15 +216,21 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             compared.append((entry, is_shipped))
     found: list[tuple[Entry, bool, Effective, tuple[float, Interval]]] = []
     own_spread: list[str] = []
+    losses = {one.flops: [*one.losses.values()] for one in baseline.values()}
     pools = [*_pool(compared, baseline)]
-    for members, losses, base, _ in pools:
-        curve = fit_curve({baseline[steps].flops: own for steps, own in base.items()})
-        steps = members[0][0].steps
-        _, *spreads = share_spread([base[steps], *losses])
+    for members, is_paired in pools:
+        base = baseline[members[0][0].steps]
+        raw = [entry.losses for entry, _ in members]
+        if is_paired:
+            values, spreads = pair_seeds(base.losses, raw)
+        else:
+            values = [[*own.values()] for own in raw]
+            _, *spreads = share_spread([losses[base.flops], *values])
+        curve = fit_curve(losses, base.flops if is_paired else None)
         most = max(spread.degrees for spread in spreads)
-        for (entry, is_shipped), values, spread in zip(members, losses, spreads, strict=True):
-            effective = effective_compute(values, entry.flops, curve, spread, LOOKS[len(values)])
-            difference = difference_interval(values, base[steps], spread)
+        for (entry, is_shipped), shown, spread in zip(members, values, spreads, strict=True):
+            effective = effective_compute(shown, entry.flops, curve, spread, LOOKS[len(shown)])
+            difference = difference_interval(shown, losses[base.flops], spread, paired=is_paired)
             found.append((entry, is_shipped, effective, difference))
             own_spread += [entry.name] * (spread.degrees < most)
     corrected = correct_holm(
@@ -238,29 +250,23 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         for (entry, is_shipped, effective, difference), p in zip(found, corrected, strict=True)
     ]
     rows.sort(key=lambda row: -row.effective.value)
-    paired = any(is_paired for *_, is_paired in pools)
+    paired = any(is_paired for _, is_paired in pools)
     return Track(dict(sorted(baseline.items())), rows, own_spread, paired, left_out)
 
 
 def _pool(
     compared: Sequence[tuple[Entry, bool]], baseline: Mapping[int, Entry]
-) -> Iterator[tuple[Sequence[tuple[Entry, bool]], list[list[float]], dict[int, list[float]], bool]]:
-    """Yield entries that are compared alike, their losses, the baseline's by steps, and whether
-    seeds are paired.
+) -> Iterator[tuple[Sequence[tuple[Entry, bool]], bool]]:
+    """Yield entries of the same steps, and whether they are paired with the baseline by seed.
 
-    Where enough entries have the baseline's seeds, what the runs of a seed share is removed.
-    Entries at other seeds are compared with all of the baseline's as they are.
+    Those with other seeds than the baseline's are compared with all of its runs.
     """
-    plain = {steps: [*one.losses.values()] for steps, one in baseline.items()}
     for steps, base in baseline.items():
-        members = [one for one in compared if one[0].steps == steps]
-        paired = [one for one in members if one[0].losses.keys() <= base.losses.keys()]
-        if len(paired) >= MIN_PAIRED:
-            own, losses = remove_seed_effects(base.losses, [entry.losses for entry, _ in paired])
-            yield paired, losses, plain | {steps: own}, True
-            members = [one for one in members if one not in paired]
-        if members:
-            yield members, [[*entry.losses.values()] for entry, _ in members], plain, False
+        own = [one for one in compared if one[0].steps == steps]
+        for is_paired in (True, False):
+            members = [x for x in own if (x[0].losses.keys() <= base.losses.keys()) is is_paired]
+            if members:
+                yield members, is_paired
 
 
 def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
@@ -354,12 +360,12 @@ def list_notes(track: Track) -> list[str]:
         return [first, *last]
     return [
         first,
-        "difference: bits per byte less the baseline's, ± half of its 95% interval",
+        "difference: bits per byte less the baseline's at these seeds, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: that the effective compute is within 1% of 1, corrected over {count} (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
-        *["what the runs of a seed share is removed: seeds are paired"] * track.paired,
+        *["paired by seed: a row is compared with the baseline at the row's seeds"] * track.paired,
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone; a row with "
         + " and with ".join(
             f"{n} seeds may err in {share:.0%} of it" for n, share in LOOKS.items()
