@@ -372,33 +372,6 @@ def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] 
     return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
 
 
-def pair_seeds(
-    baseline: Mapping[int, float], entries: Sequence[Mapping[int, float]]
-) -> tuple[list[list[float]], list["Spread"]]:
-    """Return each entry's losses as its differences to the baseline at its seeds, from the mean of
-    all of the baseline's seeds, and the spread of these differences.
-
-    Runs of one seed begin alike and see the same text, so their losses move together. What is left
-    are the residuals of a table of rows and seeds, by least squares.
-
-    Source: randomised blocks, Fisher 1935, The Design of Experiments, ch. 4.
-    """
-    seeds = sorted({seed for own in entries for seed in own})
-    rows = [{s: baseline[s] for s in seeds}, *entries]
-    cells = [(r, seeds.index(s), loss) for r, own in enumerate(rows) for s, loss in own.items()]
-    number, column, losses = (np.array(part) for part in zip(*cells, strict=True))
-    design = np.hstack([np.eye(len(rows))[number], np.eye(len(seeds))[column]])
-    left = losses - design @ np.linalg.lstsq(design, losses, rcond=None)[0]
-    base, *spreads = share_spread(
-        [left[number == r].tolist() for r in range(len(rows))], spent=len(seeds) - 1
-    )
-    level = float(np.mean([*baseline.values()]))
-    return [[level + x - baseline[s] for s, x in own.items()] for own in entries], [
-        Spread(math.hypot(one.deviation, base.deviation), min(one.degrees, base.degrees))
-        for one in spreads
-    ]
-
-
 class Spread(NamedTuple):
     """A standard deviation over seeds, and its degrees of freedom."""
 
@@ -431,6 +404,33 @@ def share_spread(groups: Sequence[Sequence[float]], spent: int = 0) -> list[Spre
     return [
         shared if i in sharing or len(own) < 2 else Spread(float(own.std(ddof=1)), len(own) - 1)
         for i, own in enumerate(arrays)
+    ]
+
+
+def pair_seeds(
+    baseline: Mapping[int, float], entries: Sequence[Mapping[int, float]]
+) -> tuple[list[list[float]], list[Spread]]:
+    """Return each entry's losses as its differences to the baseline at its seeds, from the mean of
+    all of the baseline's seeds, and the spread of these differences.
+
+    Runs of one seed begin alike and see the same text, so their losses move together. What is left
+    are the residuals of a table of rows and seeds, by least squares.
+
+    Source: randomised blocks, Fisher 1935, The Design of Experiments, ch. 4.
+    """
+    seeds = sorted({seed for own in entries for seed in own})
+    rows = [{s: baseline[s] for s in seeds}, *entries]
+    cells = [(r, seeds.index(s), loss) for r, own in enumerate(rows) for s, loss in own.items()]
+    number, column, losses = (np.array(part) for part in zip(*cells, strict=True))
+    design = np.hstack([np.eye(len(rows))[number], np.eye(len(seeds))[column]])
+    left = losses - design @ np.linalg.lstsq(design, losses, rcond=None)[0]
+    base, *spreads = share_spread(
+        [left[number == r].tolist() for r in range(len(rows))], spent=len(seeds) - 1
+    )
+    level = float(np.mean([*baseline.values()]))
+    return [[level + x - baseline[s] for s, x in own.items()] for own in entries], [
+        Spread(math.hypot(one.deviation, base.deviation), min(one.degrees, base.degrees))
+        for one in spreads
     ]
 
 

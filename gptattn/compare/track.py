@@ -183,7 +183,11 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             if key in kept:
                 if not is_shipped:
                     left_out.setdefault("a newer one has its name", []).append(entry.name)
-                elif entry.is_baseline and len(entry.losses) > len(kept[key][0].losses):
+                elif (
+                    entry.is_baseline
+                    and len(entry.losses) > len(kept[key][0].losses)
+                    and not _describe_mismatch(entry, [one for one, _ in kept.values()])
+                ):
                     why = "the shipped baseline has more seeds"
                     left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
                     kept[key] = entry, True
@@ -199,7 +203,8 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     if unlike and len(baseline) < MIN_BUDGETS:
         yours = "train yours with experiment=track_baseline"
         raise DataError("track", f"the shipped baseline cannot be used ({unlike}); {yours}")
-    fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})  # or it raises
+    losses = {one.flops: [*one.losses.values()] for one in baseline.values()}
+    plain = fit_curve(losses)
     compared: list[tuple[Entry, bool]] = []
     for entry, is_shipped in kept.values():
         if entry.is_baseline:
@@ -216,7 +221,6 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             compared.append((entry, is_shipped))
     found: list[tuple[Entry, bool, Effective, tuple[float, Interval]]] = []
     own_spread: list[str] = []
-    losses = {one.flops: [*one.losses.values()] for one in baseline.values()}
     pools = [*_pool(compared, baseline)]
     for members, is_paired in pools:
         base = baseline[members[0][0].steps]
@@ -226,7 +230,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         else:
             values = [[*own.values()] for own in raw]
             _, *spreads = share_spread([losses[base.flops], *values])
-        curve = fit_curve(losses, base.flops if is_paired else None)
+        curve = fit_curve(losses, base.flops) if is_paired else plain
         most = max(spread.degrees for spread in spreads)
         for (entry, is_shipped), shown, spread in zip(members, values, spreads, strict=True):
             effective = effective_compute(shown, entry.flops, curve, spread, LOOKS[len(shown)])
