@@ -292,6 +292,12 @@ def test_the_newest_of_own_entries_counts_and_a_baseline_of_few_seeds_does_not()
     }
 
 
+def test_a_baseline_of_other_code_takes_the_place_of_none():
+    own = [entry("mha", one.steps, one.loss, range(1, 4), code={"core": "2"}) for one in BASE]
+    track = make_track(own, BASE)
+    assert [*track.baseline.values()] == own
+
+
 def test_nothing_is_claimed_beyond_the_baselines_budgets():
     for flops in (0.5, 9.0):
         found = effective_compute([9.0] * 3, flops, fit_curve(EXACT), Spread(0.1, 10))
