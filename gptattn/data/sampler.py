@@ -20,14 +20,28 @@ Batch = tuple[Tensor, ...]
 DocumentNumbers = Callable[[int, int], NDArray[np.int64]]
 
 
+# The fractional parts of its multiples are spread most evenly.
+GOLDEN = (5**0.5 - 1) / 2
+
+
 def draws(seed: int, step: int, stream: int = 0) -> np.random.Generator:
     """Return the generator of optimizer step `step`; its streams are independent."""
     # Philox is a counter-based generator: (seed, step) is its key, and no state is carried.
     return np.random.Generator(np.random.Philox(counter=[0, 0, 0, stream], key=[seed, step]))
 
 
-def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
-    """Return `count` window starts for optimizer step `step`, uniform in 0 .. windows - 1."""
+def window_starts(
+    seed: int, step: int, count: int, windows: int, even: bool = False
+) -> NDArray[np.int64]:
+    """Return `count` window starts for optimizer step `step`, uniform in 0 .. windows - 1.
+
+    With `even`, those of all steps so far are spread evenly, and only the first is random; `count`
+    is then the same at every step.
+    """
+    if even:  # a Kronecker sequence, randomly shifted
+        shift = draws(seed, 0, stream=2).random()
+        numbers = np.arange(step * count, (step + 1) * count)
+        return ((shift + GOLDEN * numbers) % 1 * windows).astype(np.int64)
     return draws(seed, step).integers(0, windows, size=count)
 
 
@@ -38,12 +52,14 @@ def training_batch(
     batch_size: int,
     context_length: int,
     documents: DocumentNumbers | None = None,
+    even: bool = False,
 ) -> Batch:
     """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
 
-    `documents` numbers the documents to keep apart.
+    `documents` numbers the documents to keep apart; `even`: see `window_starts`.
     """
-    starts = window_starts(seed, step, batch_size, len(tokens) - context_length).tolist()
+    windows = len(tokens) - context_length
+    starts = window_starts(seed, step, batch_size, windows, even).tolist()
     found = np.stack([tokens[start : start + context_length + 1] for start in starts])
     both = torch.from_numpy(found.astype(np.int64))
     batch = both[:, :-1].contiguous(), both[:, 1:].contiguous()

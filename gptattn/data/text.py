@@ -246,11 +246,18 @@ class PackageSource(PythonSource):
     """The source files of an installed package: for one in pure Python, the same on every system.
 
     `name` is what Python imports. `held_out` is the share of files to hold out; for `version`,
-    null stands for any. Raises DataError if the package is not installed, or not in this version,
-    and ConfigError for a share out of range.
+    null stands for any. `even_windows` spreads the training windows evenly over the text; not for a
+    mixture, whose batches take more or fewer of its rows. Raises DataError if the package is not
+    installed, or not in this version, and ConfigError for a share out of range.
     """
 
-    def __init__(self, name: str, version: str | None = None, held_out: float = HELD_OUT) -> None:
+    def __init__(
+        self,
+        name: str,
+        version: str | None = None,
+        held_out: float = HELD_OUT,
+        even_windows: bool = False,
+    ) -> None:
         if not 0 < held_out < 1:
             raise ConfigError("data.held_out", f"{held_out} must be above 0 and below 1")
         found = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -262,6 +269,7 @@ class PackageSource(PythonSource):
             wanted = f"install that, or set data.version={installed}, or null for any"
             raise DataError("data.version", f"{name} {installed} is here, not {version}; {wanted}")
         super().__init__(Path(found.submodule_search_locations[0]), held_out)
+        self.even_windows = even_windows
 
 
 def _installed_version(name: str) -> str | None:

@@ -61,7 +61,10 @@ class TokenData(RunData):
     are no documents to keep apart.
     """
 
-    def __init__(self, folder: Path, index: Index, request: Request) -> None:
+    def __init__(
+        self, folder: Path, index: Index, request: Request, even_windows: bool = False
+    ) -> None:
+        self.even_windows = even_windows
         self.tokenizer, self.index = request.tokenizer, index
         self.tokenizer.restore(index.settings, folder)
         self.text_hash, self.val_bytes = index.text_sha256, index.val_bytes
@@ -91,8 +94,8 @@ class TokenData(RunData):
             self.val_documents = partial(number_documents, starts, index.val_start)
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        sizes = batch_size, context_length
-        return training_batch(self.train, seed, step, *sizes, self.train_documents)
+        kind = self.train_documents, self.even_windows
+        return training_batch(self.train, seed, step, batch_size, context_length, *kind)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
         return ValidationSet(self.val, batch_size, context_length, self.val_documents)
@@ -136,6 +139,7 @@ class TokenSource(Source):
     """The source of one token file: a text, or ids as they are."""
 
     name = "the text"  # in messages
+    even_windows = False  # a run's training windows are spread evenly over the text
 
     @abstractmethod
     def stamp(self) -> str:
@@ -156,7 +160,7 @@ class TokenSource(Source):
                 index = read_index(folder)  # written last, so the ids are whole
             except DataError:  # not there, or damaged
                 index = make_tokens(self, folder, request)
-        return TokenData(folder, index, request)
+        return TokenData(folder, index, request, self.even_windows)
 
 
 def _hash_source(source: TokenSource, request: Request) -> str:

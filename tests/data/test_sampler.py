@@ -80,3 +80,20 @@ def test_validation_takes_the_rows_that_a_training_batch_takes_at_once(tmp_path:
         settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8"),
     )
     assert [len(ids) for ids, _ in module.val_dataloader()] == [2] * 6 + [1]
+
+
+def test_even_windows_lie_about_equally_far_apart() -> None:
+    def places(seed: int) -> list[int]:
+        return [
+            int(start)
+            for step in range(50)
+            for start in window_starts(seed, step, 4, 10**6, even=True)
+        ]
+
+    first, second = map(places, (1, 2))
+    for found in (first, second):
+        gaps = np.diff(sorted(found), append=min(found) + 10**6) / 5000  # around the end
+        # Of 200 random places, the largest gap is near 6, the smallest near 0.
+        assert 0.4 < gaps.min() < gaps.max() < 2
+        assert 0 <= min(found) < max(found) < 10**6
+    assert not set(first) & set(second)
