@@ -53,6 +53,8 @@ def attend(
 ) -> Tensor:
     """Return attention outputs [B, H, T, D of v] under `rule`; zeros for a query that sees no key.
 
+    Each of the G key/value heads is read by H / G query heads.
+
     `q_pos` and `k_pos` are the positions of the T queries and S keys: ranges, which are fastest
     because the host knows their values, or tensors, in any order, where -1 marks an entry without a
     token, or the same `Documents`, which do not see each other. By default T = S, and both count

@@ -226,7 +226,10 @@ def group_runs(runs: Sequence[Run]) -> Groups:
 
 
 def _row_key(run: Run) -> object:
-    """Return everything that runs of one row have in common."""
+    """Return everything that runs of one row have in common.
+
+    Device and starting weights are among `Run.settings` (`finished_runs.py`).
+    """
     text = run.data.get("text_sha256", "")
     return run.variant, run.code, text, *sorted(run.settings.items())
 
@@ -251,7 +254,7 @@ def name_copies(runs: Sequence[Run]) -> list[str]:
 
 
 def rates_differ(runs: Sequence[Run]) -> bool:
-    """Whether rows of these runs differ in learning rate, but no two of them in nothing else."""
+    """Whether rows have different learning rates, and no two rows differ only in that."""
     rates = {run.settings.get(RATE) for run in runs}
     rows = {_row_key(run) for run in runs}
     without = {_row_key(replace(run, settings=run.settings | {RATE: ""})) for run in runs}

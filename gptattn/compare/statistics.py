@@ -254,8 +254,8 @@ def compare_family(
 ) -> dict[str, Change]:
     """Return the change from the first to the second group of each (baseline, variant) pair.
 
-    It is found by variant. Of four groups it is the change of a difference: from the first minus
-    the second to the third minus the fourth. Pairs without a common seed are left out. The
+    The result is keyed by variant. With four groups a, b, c, d it is the change from a - b to
+    c - d. Pairs without a common seed are left out. The
     correction is over `comparisons`; by default, the pairs with two or more seeds.
     """
     family: dict[tuple[str, str], Paired] = {}

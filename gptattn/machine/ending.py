@@ -1,8 +1,10 @@
 """How a command ends: signals, exit codes, and one line for a mistake.
 
-On Ctrl-C, or another signal, a run that trains finishes its step, saves its state and exits with
-130; a second Ctrl-C stops it at once (`training/checkpoints.py`). A sweep stops its runs, which
-save their state too, and says how many are done; the same command goes on (`sweep/launcher.py`).
+On Ctrl-C, SIGTERM or SIGHUP, a run that trains finishes its step and a validation that is due,
+saves its state (`training/checkpoints.py`) and exits with 128 plus the signal's number, 130 for
+Ctrl-C; a second Ctrl-C stops it at once. A sweep passes the signal on to its runs, and ends those
+that take more than 20 s to save (`sweep/launcher.py`). It says how many are done, and the same
+command continues it (`sweep/loop.py`).
 """
 
 import errno

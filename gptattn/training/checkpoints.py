@@ -41,9 +41,9 @@ class SafeCheckpointIO(CheckpointIO):
 class Checkpoints(Checkpoint):
     """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
-    When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step. If
-    a validation is due then, that runs first: resumed from a checkpoint made before it, the run
-    would never make it. `saves` False: nothing is saved. `facts` are plain values that a resumed
+    When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step. A
+    validation that is due runs first, because a run resumed from an earlier save would skip it.
+    `saves` False: nothing is saved. `facts` are plain values that a resumed
     run is compared with.
     """
 

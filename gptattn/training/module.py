@@ -27,8 +27,8 @@ class LanguageModel(L.LightningModule):
     (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
     UTF-8 bytes of the scored validation tokens; None: the data is a task, some of whose targets are
     IGNORED, and the accuracy on the others is logged. Raises NumericError if a loss or gradient is
-    not finite: on a CPU before the update, on a GPU, whose host does not wait for it, when the next
-    row is logged.
+    not finite: on a CPU before the update; on a GPU when the next row is logged, since the host
+    does not wait for it.
 
     Several processes each get their rows of every batch, and agree on gradients and losses: a step
     is that of one process with all rows, but for the order of sums and the masks of dropout, which

@@ -45,7 +45,7 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
 
     def project(self, x_BTE: Tensor) -> Heads:
         q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)
-        # Fewer heads: in `core.attend` query head h reads key/value head h // R, without copies.
+        # Fewer heads: in `core.attend` query head h reads key/value head h // R.
         k_BGTD = split_heads(self.W_key(x_BTE), self.num_kv_heads)
         v_BGTD = split_heads(self.W_value(x_BTE), self.num_kv_heads)
         return q_BHTD, k_BGTD, v_BGTD
