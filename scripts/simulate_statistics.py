@@ -7,7 +7,6 @@ says of entries whose true effect is known, from the choice of their rates to th
 """
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from gptattn.compare.statistics import (
     decide,
     effective_compute,
     fit_curve,
-    pair_seeds,
+    share_spread,
 )
 from gptattn.compare.table import markdown_table
 from gptattn.sweep.tuning import find_vertex, next_rate
@@ -106,7 +105,6 @@ SEEDS_BY_BUDGET = {0.5: 5, 1.0: 20, 2.0: 5, 4.0: 5}  # of the baseline
 SEEDS_AT_GATE = {0.5: 5, 1.0: 5, 2.0: 5}
 ENTRIES = 55
 TRACK_DEVIATION = 0.021  # bits per byte, at the whole budget
-CORRELATION = 0.7  # of the losses of two rows, over their seeds
 EFFECTS = (1.0, 1.02, 1.05, 1.10)  # true effective compute; its inverse for every other entry
 RECORD = 0.01  # p, at both sizes
 # Rates, in octaves from the middle one of three that are tried. Each entry's best lies within one.
@@ -159,36 +157,26 @@ def simulate_track(effect: float, tables: int) -> Claims:
     truths = [effect if i % 2 else 1 / effect for i in range(ENTRIES)]
     done = Claims()
 
-    def draw(compute: float, lost: float, shared: Losses) -> Losses:
-        """Return the losses at seeds whose runs share these effects."""
-        own = math.sqrt(1 - CORRELATION) * generator.normal(size=len(shared))
-        return (
-            baseline_loss(compute)
-            + lost
-            + TRACK_DEVIATION * (math.sqrt(CORRELATION) * shared + own)
-        )
+    def draw(compute: float, lost: float, seeds: int) -> Losses:
+        return baseline_loss(compute) + lost + TRACK_DEVIATION * generator.normal(size=seeds)
 
-    def draw_baseline(seeds: dict[float, int], shared: Losses) -> dict[float, Losses]:
-        """Return the losses by budget, of which one has the entries' seeds."""
-        effects = {c: shared if c == 1 else generator.normal(size=n) for c, n in seeds.items()}
-        return {c: draw(c, lose_by_rate(generator), own) for c, own in effects.items()}
+    def draw_baseline(seeds: dict[float, int]) -> dict[float, Losses]:
+        return {c: draw(c, lose_by_rate(generator), n) for c, n in seeds.items()}
 
     for _ in range(tables):
-        shared = generator.normal(size=SEEDS_BY_BUDGET[1.0])
-        base = draw_baseline(SEEDS_BY_BUDGET, shared)
+        base = draw_baseline(SEEDS_BY_BUDGET)
         lost = [lose_by_rate(generator) for _ in truths]
-        losses = [draw(truth, own, shared[:3]) for truth, own in zip(truths, lost, strict=True)]
+        losses = [draw(truth, own, 3) for truth, own in zip(truths, lost, strict=True)]
         verdicts, found, p = _look(base, losses)
         later = [i for i, verdict in enumerate(verdicts) if verdict == "open"]
         for i in later:
-            losses[i] = np.append(losses[i], draw(truths[i], lost[i], shared[3:8]))
+            losses[i] = np.append(losses[i], draw(truths[i], lost[i], 5))
         if later:
             verdicts, found, p = _look(base, losses)
         best = [i for i, one in enumerate(found) if p[i] < RECORD and one.value > 1]
         if best:
-            shared = generator.normal(size=SEEDS_AT_GATE[1.0])
-            at_gate = [draw(truths[i], lose_by_rate(generator), shared[:3]) for i in best]
-            _, ratios, p = _look(draw_baseline(SEEDS_AT_GATE, shared), at_gate)
+            at_gate = [draw(truths[i], lose_by_rate(generator), 3) for i in best]
+            _, ratios, p = _look(draw_baseline(SEEDS_AT_GATE), at_gate)
             for one, own in zip(ratios, p, strict=True):
                 done.records += own < RECORD and one.value > 1
         done.second += len(later)
@@ -212,12 +200,11 @@ def _look(
 ) -> tuple[list[str], list[Effective], list[float]]:
     """Return the verdicts, the effective compute, and the corrected p."""
     budgets = {compute: own.tolist() for compute, own in base.items()}
-    by_seed = [dict(enumerate(own.tolist())) for own in losses]
-    entries, spreads = pair_seeds(dict(enumerate(budgets[1.0])), by_seed)
-    curve = fit_curve(budgets, paired=1.0)
+    spreads = share_spread([budgets[1.0], *(own.tolist() for own in losses)])[1:]
+    curve = fit_curve(budgets)
     found = [
         effective_compute(own, 1.0, curve, spread, LOOKS[len(own)])
-        for own, spread in zip(entries, spreads, strict=True)
+        for own, spread in zip(losses, spreads, strict=True)
     ]
     corrected = correct_holm([one.p for one in found], [LOOKS[len(own)] for own in losses])
     return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found, corrected

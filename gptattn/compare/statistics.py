@@ -317,14 +317,13 @@ class Curve:
     errors: Array  # [GRID] standard errors
 
 
-def fit_curve(losses: Mapping[float, Sequence[float]], paired: float | None = None) -> Curve:
+def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
 
     It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
     300-304). Its standard errors follow, to first order, from those of the means, each trained at
-    its own rate. `paired`: the budget from whose mean the losses of entries are measured, so that
-    its seeds count only as far as the curve is not this mean. Raises DataError for fewer than three
-    budgets, for one with a single seed, and if a mean does not fall.
+    its own rate. Raises DataError for fewer than three budgets, for one with a single seed, and if
+    a mean does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -347,8 +346,7 @@ def fit_curve(losses: Mapping[float, Sequence[float]], paired: float | None = No
         moved = np.eye(len(groups))[i] * step
         above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
         slopes = (above - below) / (2 * step)
-        of_seeds = slopes - 1 if compute[i] == paired else slopes
-        variance += of_seeds**2 * own.var(ddof=1) / len(own) + slopes**2 * RATE_ERROR**2
+        variance += slopes**2 * (own.var(ddof=1) / len(own) + RATE_ERROR**2)
     return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
 
 
@@ -379,12 +377,11 @@ class Spread(NamedTuple):
     degrees: int
 
 
-def share_spread(groups: Sequence[Sequence[float]], spent: int = 0) -> list[Spread]:
+def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
     """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
 
     While the test rejects a shared one, the group that varies most gets its own. Groups of one
-    value share. `spent`: degrees of freedom that the groups' residuals lack. Raises DataError if no
-    group has two values.
+    value share. Raises DataError if no group has two values.
 
     Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
     """
@@ -398,39 +395,12 @@ def share_spread(groups: Sequence[Sequence[float]], spent: int = 0) -> list[Spre
         if levene(*(arrays[i] for i in sharing)).pvalue >= ALPHA:
             break
         sharing.remove(max(sharing, key=lambda i: arrays[i].var(ddof=1)))
-    degrees = max(1, sum(len(arrays[i]) - 1 for i in sharing) - spent)
+    degrees = sum(len(arrays[i]) - 1 for i in sharing)
     squares = sum(float(arrays[i].var(ddof=1)) * (len(arrays[i]) - 1) for i in sharing)
     shared = Spread(math.sqrt(squares / degrees), degrees)
     return [
         shared if i in sharing or len(own) < 2 else Spread(float(own.std(ddof=1)), len(own) - 1)
         for i, own in enumerate(arrays)
-    ]
-
-
-def pair_seeds(
-    baseline: Mapping[int, float], entries: Sequence[Mapping[int, float]]
-) -> tuple[list[list[float]], list[Spread]]:
-    """Return each entry's losses as its differences to the baseline at its seeds, from the mean of
-    all of the baseline's seeds, and the spread of these differences.
-
-    Runs of one seed begin alike and see the same text, so their losses move together. What is left
-    are the residuals of a table of rows and seeds, by least squares.
-
-    Source: randomised blocks, Fisher 1935, The Design of Experiments, ch. 4.
-    """
-    seeds = sorted({seed for own in entries for seed in own})
-    rows = [{s: baseline[s] for s in seeds}, *entries]
-    cells = [(r, seeds.index(s), loss) for r, own in enumerate(rows) for s, loss in own.items()]
-    number, column, losses = (np.array(part) for part in zip(*cells, strict=True))
-    design = np.hstack([np.eye(len(rows))[number], np.eye(len(seeds))[column]])
-    left = losses - design @ np.linalg.lstsq(design, losses, rcond=None)[0]
-    base, *spreads = share_spread(
-        [left[number == r].tolist() for r in range(len(rows))], spent=len(seeds) - 1
-    )
-    level = float(np.mean([*baseline.values()]))
-    return [[level + x - baseline[s] for s, x in own.items()] for own in entries], [
-        Spread(math.hypot(one.deviation, base.deviation), min(one.degrees, base.degrees))
-        for one in spreads
     ]
 
 
@@ -487,16 +457,13 @@ def effective_compute(
 
 
 def difference_interval(
-    losses: Sequence[float], baseline: Sequence[float], spread: Spread, *, paired: bool
+    losses: Sequence[float], baseline: Sequence[float], spread: Spread
 ) -> tuple[float, Interval]:
-    """Return the mean loss minus the baseline's, with its 95% interval.
-
-    `paired`: the losses are those of `pair_seeds`, whose spread is that of differences.
-    """
+    """Return the mean loss minus the baseline's, with its 95% interval."""
     from scipy.special import stdtrit
 
     mean = float(np.mean(losses) - np.mean(baseline))
-    seeds = spread.deviation**2 * (1 / len(losses) + (0 if paired else 1 / len(baseline)))
+    seeds = spread.deviation**2 * (1 / len(losses) + 1 / len(baseline))
     error = math.sqrt(seeds + 2 * RATE_ERROR**2)
     half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
     return mean, (mean - half, mean + half)

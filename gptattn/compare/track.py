@@ -6,7 +6,7 @@ their verdicts; the table. `statistics.py` has the statistics, `plots.py` the fi
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -28,7 +28,6 @@ from gptattn.compare.statistics import (
     effective_compute,
     extrapolate,
     fit_curve,
-    pair_seeds,
     share_spread,
 )
 from gptattn.errors import DataError
@@ -163,7 +162,6 @@ class Track:
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
     own_spread: Sequence[str]  # rows whose standard deviation is their own
-    paired: bool  # whether rows at the baseline's seeds are compared with its runs at these
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
 
@@ -204,7 +202,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         yours = "train yours with experiment=track_baseline"
         raise DataError("track", f"the shipped baseline cannot be used ({unlike}); {yours}")
     losses = {one.flops: [*one.losses.values()] for one in baseline.values()}
-    plain = fit_curve(losses)
+    curve = fit_curve(losses)
     compared: list[tuple[Entry, bool]] = []
     for entry, is_shipped in kept.values():
         if entry.is_baseline:
@@ -221,20 +219,14 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             compared.append((entry, is_shipped))
     found: list[tuple[Entry, bool, Effective, tuple[float, Interval]]] = []
     own_spread: list[str] = []
-    pools = [*_pool(compared, baseline)]
-    for members, is_paired in pools:
-        base = baseline[members[0][0].steps]
-        raw = [entry.losses for entry, _ in members]
-        if is_paired:
-            values, spreads = pair_seeds(base.losses, raw)
-        else:
-            values = [[*own.values()] for own in raw]
-            _, *spreads = share_spread([losses[base.flops], *values])
-        curve = fit_curve(losses, base.flops) if is_paired else plain
+    for steps, base in baseline.items():
+        members = [one for one in compared if one[0].steps == steps]
+        shared = [losses[base.flops], *([*entry.losses.values()] for entry, _ in members)]
+        spreads = share_spread(shared)
         most = max(spread.degrees for spread in spreads)
-        for (entry, is_shipped), shown, spread in zip(members, values, spreads, strict=True):
-            effective = effective_compute(shown, entry.flops, curve, spread, LOOKS[len(shown)])
-            difference = difference_interval(shown, losses[base.flops], spread, paired=is_paired)
+        for (entry, is_shipped), own, spread in zip(members, shared[1:], spreads[1:], strict=True):
+            effective = effective_compute(own, entry.flops, curve, spread, LOOKS[len(own)])
+            difference = difference_interval(own, losses[base.flops], spread)
             found.append((entry, is_shipped, effective, difference))
             own_spread += [entry.name] * (spread.degrees < most)
     corrected = correct_holm(
@@ -254,23 +246,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         for (entry, is_shipped, effective, difference), p in zip(found, corrected, strict=True)
     ]
     rows.sort(key=lambda row: -row.effective.value)
-    paired = any(is_paired for _, is_paired in pools)
-    return Track(dict(sorted(baseline.items())), rows, own_spread, paired, left_out)
-
-
-def _pool(
-    compared: Sequence[tuple[Entry, bool]], baseline: Mapping[int, Entry]
-) -> Iterator[tuple[Sequence[tuple[Entry, bool]], bool]]:
-    """Yield entries of the same steps, and whether they are paired with the baseline by seed.
-
-    Those with other seeds than the baseline's are compared with all of its runs.
-    """
-    for steps, base in baseline.items():
-        own = [one for one in compared if one[0].steps == steps]
-        for is_paired in (True, False):
-            members = [x for x in own if (x[0].losses.keys() <= base.losses.keys()) is is_paired]
-            if members:
-                yield members, is_paired
+    return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
 def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
@@ -364,12 +340,11 @@ def list_notes(track: Track) -> list[str]:
         return [first, *last]
     return [
         first,
-        "difference: bits per byte less the baseline's at these seeds, ± half of its 95% interval",
+        "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: that the effective compute is within 1% of 1, corrected over {count} (Holm) and "
         f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
-        *["paired by seed: a row is compared with the baseline at the row's seeds"] * track.paired,
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone; a row with "
         + " and with ".join(
             f"{n} seeds may err in {share:.0%} of it" for n, share in LOOKS.items()

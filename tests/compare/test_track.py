@@ -25,7 +25,6 @@ from gptattn.compare.statistics import (
     effective_compute,
     extrapolate,
     fit_curve,
-    pair_seeds,
     share_spread,
 )
 from gptattn.compare.track import (
@@ -86,9 +85,7 @@ def test_the_choice_of_both_rates_is_in_each_interval():
     half, sure = 1.95996 * 2**0.5 * RATE_ERROR, Spread(0.0, 10**6)
     found = effective_compute([9.0], 2.0, fit_curve(EXACT), sure)
     assert [math.log2(end) for end in found.interval] == pytest.approx([-half, half], rel=0.01)
-    assert difference_interval([9.0], [8.0], sure, paired=False)[1] == pytest.approx(
-        (1 - half, 1 + half)
-    )
+    assert difference_interval([9.0], [8.0], sure)[1] == pytest.approx((1 - half, 1 + half))
 
 
 def test_the_curves_error_is_that_of_the_mean_at_a_budget():
@@ -185,42 +182,6 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
     assert 0.93 <= held / 1000 <= 0.97
 
 
-def test_entries_are_compared_with_the_baseline_at_their_seeds():
-    shared = {1: 0.25, 2: -0.5, 3: 0.25, 4: 1.0, 5: -1.0}
-    baseline = {seed: 2.0 + effect for seed, effect in shared.items()}
-    means = {1.5: (1, 3), 3.0: (2, 4)}
-    entries = [{s: mean + shared[s] for s in seeds} for mean, seeds in means.items()]
-    losses, spreads = pair_seeds(baseline, entries)
-    assert [*map(pytest.approx, losses)] == [[1.5] * 2, [3.0] * 2]
-    assert [one.deviation for one in spreads] == pytest.approx([0.0, 0.0], abs=1e-12)
-
-
-def test_the_spread_of_pairs_is_that_of_the_residuals_of_a_two_way_table():
-    table = np.random.default_rng(3).normal([0.0, 5.0, -5.0, 2.0], size=(6, 4))
-    by_seed = [dict(enumerate(row)) for row in table]
-    _, spreads = pair_seeds(by_seed[0], by_seed[1:])
-    residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-    expected = 2 * (residuals**2).sum() / 15
-    assert {one.degrees for one in spreads} == {15}
-    assert [one.deviation for one in spreads] == pytest.approx([expected**0.5] * 5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("at_eight", "entries"), [(0, 1), (1, 20), (6, 20)])
-def test_intervals_of_paired_rows_hold_the_true_difference_in_95_of_100(at_eight, entries):
-    generator, held = np.random.default_rng(2), []
-    for _ in range(1000):
-        shared = generator.normal(size=20)
-        counts = [20, *[8] * at_eight, *[3] * (entries - at_eight)]
-        rows = [dict(enumerate(shared[:n] + 0.6 * generator.normal(size=n))) for n in counts]
-        losses, spreads = pair_seeds(rows[0], rows[1:])
-        base = [*rows[0].values()]
-        for own, spread in zip(losses, spreads, strict=True):
-            low, high = difference_interval(own, base, spread, paired=True)[1]
-            held.append(low <= 0 <= high)
-    assert 0.935 <= np.mean(held) <= 0.965
-
-
 def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
@@ -256,28 +217,6 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     plot = draw_track(track)
     assert "mine" in plot.svg
     assert plot.png.startswith(b"\x89PNG")
-
-
-def test_entries_at_the_baselines_seeds_are_paired_and_others_are_not():
-    generator = np.random.default_rng(1)
-    shared = dict(zip(range(1, 13), generator.normal(size=12), strict=True))
-
-    def moved(one: Entry) -> Entry:
-        own = 0.002 * generator.normal(size=12)
-        losses = {s: x + 0.5 * shared.get(s, 0.0) + own[s % 12] for s, x in one.losses.items()}
-        return changed(one, losses=losses)
-
-    base = [moved(one) if one.steps == 100 else one for one in BASE]
-    names = ("a", "b", "c", "d", "e")
-    entries = [moved(entry(name, 100, 3.1, range(1, 4))) for name in names]
-    track = make_track([*entries, entry("z", 100, 3.1, NEW)], base)
-    assert track.paired
-    assert {row.entry.name: row.verdict for row in track.rows} == {
-        **dict.fromkeys(names, "worse"),
-        "z": "open",
-    }
-    for row in track.rows:
-        assert row.entry.name == "z" or row.difference == pytest.approx(0.1, abs=0.01)
 
 
 def test_the_newest_of_own_entries_counts_and_a_baseline_of_few_seeds_does_not():
