@@ -255,8 +255,8 @@ def compare_family(
     """Return the change from the first to the second group of each (baseline, variant) pair.
 
     The result is keyed by variant. With four groups a, b, c, d it is the change from a - b to
-    c - d. Pairs without a common seed are left out. The
-    correction is over `comparisons`; by default, the pairs with two or more seeds.
+    c - d. Pairs without a common seed are left out. The correction is over `comparisons`; by
+    default, the pairs with two or more seeds.
     """
     family: dict[tuple[str, str], Paired] = {}
     for names, groups in pairs.items():

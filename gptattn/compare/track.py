@@ -201,8 +201,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     if unlike and len(baseline) < MIN_BUDGETS:
         yours = "train yours with experiment=track_baseline"
         raise DataError("track", f"the shipped baseline cannot be used ({unlike}); {yours}")
-    losses = {one.flops: [*one.losses.values()] for one in baseline.values()}
-    curve = fit_curve(losses)
+    curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
     compared: list[tuple[Entry, bool]] = []
     for entry, is_shipped in kept.values():
         if entry.is_baseline:
@@ -217,22 +216,18 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             left_out.setdefault(why, []).append(entry.name)
         else:
             compared.append((entry, is_shipped))
-    found: list[tuple[Entry, bool, Effective, tuple[float, Interval]]] = []
-    own_spread: list[str] = []
-    for steps, base in baseline.items():
-        members = [one for one in compared if one[0].steps == steps]
-        shared = [losses[base.flops], *([*entry.losses.values()] for entry, _ in members)]
-        spreads = share_spread(shared)
-        most = max(spread.degrees for spread in spreads)
-        for (entry, is_shipped), own, spread in zip(members, shared[1:], spreads[1:], strict=True):
-            effective = effective_compute(own, entry.flops, curve, spread, LOOKS[len(own)])
-            difference = difference_interval(own, losses[base.flops], spread)
-            found.append((entry, is_shipped, effective, difference))
-            own_spread += [entry.name] * (spread.degrees < most)
-    corrected = correct_holm(
-        [effective.p for _, _, effective, _ in found],
-        [LOOKS[len(entry.losses)] for entry, *_ in found],
-    )
+    beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
+    groups = [[*one.losses.values()] for one in (*beside.values(), *(e for e, _ in compared))]
+    spreads = share_spread(groups)[len(beside) :] if compared else []
+
+    found: list[Effective] = []
+    differences: list[tuple[float, Interval]] = []
+    shares = [LOOKS[len(entry.losses)] for entry, _ in compared]
+    for (entry, _), spread, share in zip(compared, spreads, shares, strict=True):
+        losses, base = [*entry.losses.values()], [*baseline[entry.steps].losses.values()]
+        found.append(effective_compute(losses, entry.flops, curve, spread, share))
+        differences.append(difference_interval(losses, base, spread))
+    corrected = correct_holm([one.p for one in found], shares)
     rows = [
         Row(
             entry,
@@ -243,7 +238,13 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             decide(p, effective),
             _effective_time(entry, baseline[entry.steps], effective),
         )
-        for (entry, is_shipped, effective, difference), p in zip(found, corrected, strict=True)
+        for (entry, is_shipped), difference, effective, p in zip(
+            compared, differences, found, corrected, strict=True
+        )
+    ]
+    most = max((spread.degrees for spread in spreads), default=0)
+    own_spread = [
+        e.name for (e, _), one in zip(compared, spreads, strict=True) if one.degrees < most
     ]
     rows.sort(key=lambda row: -row.effective.value)
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
