@@ -200,13 +200,14 @@ def _look(
 ) -> tuple[list[str], list[Effective], list[float]]:
     """Return the verdicts, the effective compute, and the corrected p."""
     budgets = {compute: own.tolist() for compute, own in base.items()}
-    spreads = share_spread([budgets[1.0], *(own.tolist() for own in losses)])[1:]
+    entries = [own.tolist() for own in losses]
+    spreads = share_spread([budgets[1.0], *entries])[1:]
     curve = fit_curve(budgets)
     found = [
         effective_compute(own, 1.0, curve, spread, LOOKS[len(own)])
-        for own, spread in zip(losses, spreads, strict=True)
+        for own, spread in zip(entries, spreads, strict=True)
     ]
-    corrected = correct_holm([one.p for one in found], [LOOKS[len(own)] for own in losses])
+    corrected = correct_holm([one.p for one in found], [LOOKS[len(own)] for own in entries])
     return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found, corrected
 
 
