@@ -59,7 +59,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     `resumed`: its checkpoint has its weights, and init_from is not read. Raises a UserError if the
     device, the model, the data, the match or the conversion of weights is not possible.
     """
-    hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
+    code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
 
     # What is `auto` becomes the processes that torchrun or srun has started, else one for each GPU
@@ -148,7 +148,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
     behind = None if start is None else start.read_provenance()
     began = "" if behind is None else behind.digest
-    provenance = Provenance(data.text_hash, device.type, hash_code_for(cfg), weights, began)
+    provenance = Provenance(data.text_hash, device.type, code, weights, began)
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
     size = ROWS_BYTES

@@ -8,7 +8,7 @@ from itertools import chain
 import pytest
 import torch
 from building import CONTRACT, Allocations, build_gpt, chosen, through_cache
-from contract import PLACED, B, T, assert_same, overrides_of
+from contract import PLACED, T, assert_same, overrides_of
 
 from gptattn.decode.generate import pad_left
 from gptattn.model.cost import measure_cost
@@ -20,21 +20,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 @PLACED
-def test_a_whole_model_decodes_as_it_reads_with_every_position_encoding(variant, position):
-    model = build_gpt(*overrides_of(variant, position), std=0.3).double().eval()
-    ids = torch.randint(13, (B, T))
-    with torch.no_grad():
-        read = model(ids)
-        for chunks in ([1] * T, [5, 1, 3, 2]):
-            cache = model.new_cache(B)
-            assert_same(through_cache(model, ids, cache, chunks), read, atol=1e-11)
-            assert cache.length == T
-            with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
-                model(ids[:, :1], cache)
-
-
-@PLACED
-def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(variant, position):
+def test_prompts_of_different_lengths_decode_in_one_batch_as_each_is_read_alone(variant, position):
     model = build_gpt(*overrides_of(variant, position), std=0.3).eval()
     prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
     ids, padding = pad_left(prompts)
@@ -49,6 +35,8 @@ def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(var
             y = through_cache(model, ids, cache, chunks)
             y = torch.cat([y, through_cache(model, more, cache, [1, 2])], dim=1)
             assert torch.isfinite(y).all()
+            with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
+                model(ids[:, :1], cache)
             for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
                 alone = model(torch.cat([prompt, more[row]])[None])
                 assert_same(y[row, pad:], alone[0], atol)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from building import build_gpt, chosen, menu, settings
+from building import build_gpt, chosen, menu, settings, slow_but
 from support import summary, train
 
 import gptattn.attention
@@ -58,7 +58,7 @@ def test_what_every_mechanism_takes_is_checked_as_its_own_arguments_are():
 
 
 @pytest.mark.parametrize("name", ["mla", "tpa"])
-@pytest.mark.parametrize("model", menu("model"))
+@pytest.mark.parametrize("model", slow_but({"tiny", "gpt2_small"}, menu("model")))
 def test_defaults_that_are_ranks_fit_every_model(model, name):
     with torch.device("meta"):
         sizes = [f"model={model}", "position=rope", "trainer=cpu", f"attn={name}"]

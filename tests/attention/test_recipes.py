@@ -328,7 +328,7 @@ HELD_ELSEWHERE = {
     "qwen3_5",
     "smollm3",
     "gemma2",
-    "mamba2",
+    "granite4",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from building import Allocations
+from building import Allocations, slow_but
 from contract import assert_same, draw
 from torch import Tensor
 
@@ -167,8 +167,9 @@ LONG = {
 
 
 @pytest.mark.parametrize("known", [True, False])
-@pytest.mark.parametrize("rule", LONG.values(), ids=LONG)
-def test_blocks_of_queries_are_the_whole(rule, known):
+@pytest.mark.parametrize("name", slow_but({"window", "chunks", "soft cap", "all"}, [*LONG]))
+def test_blocks_of_queries_are_the_whole(name, known):
+    rule = LONG[name]
     T, held = 300, 57  # two whole blocks and a part
     q, k, v = draw(B, H, T, D), draw(B, G, held + T, D), draw(B, G, held + T, D)
     inputs = [x.requires_grad_() for x in (q, k, v)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from building import build_attention, build_gpt, menu
+from building import build_attention, build_gpt, menu, slow_but
 
 from gptattn.attention import TokenCache
 from gptattn.data.sampler import ValidationSet
@@ -56,7 +56,7 @@ WITH_ENTRIES = [  # a token each; the others keep a state
 ]
 
 
-@pytest.mark.parametrize("variant", WITH_ENTRIES)
+@pytest.mark.parametrize("variant", slow_but({"gqa", "mla", "dsa", "tpa"}, WITH_ENTRIES))
 def test_a_packed_cache_is_what_a_decoder_of_single_tokens_reads(variant):
     name = "int4"
     model = model_of(f"attn={variant}").double()  # or rounding may change a code

@@ -57,7 +57,10 @@ ALLOWED = f"allow_targets=[{__name__}]"
             ["attn=gated_deltanet", "data=recall", "data.vocab_size=40", "data.pairs=3"],
             marks=pytest.mark.slow,
         ),
-        [f"attn._target_={__name__}.Unusual", "tokenizer=char", "loss_chunk_tokens=7"],
+        pytest.param(
+            [f"attn._target_={__name__}.Unusual", "tokenizer=char", "loss_chunk_tokens=7"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param(["attn=dsa", "accumulate=1"], marks=pytest.mark.slow),
         pytest.param(["trainer.precision=64-true", "position=rope"], marks=pytest.mark.slow),
         pytest.param(["attn.backend=reference", "log_every=1"], marks=pytest.mark.slow),
