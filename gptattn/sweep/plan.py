@@ -1,14 +1,16 @@
 """The planned runs of a sweep, and which of them the run folders show as done."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
@@ -29,6 +31,8 @@ from gptattn.sweep.jobs import VARIANTS, Job
 DIVERGED = NumericError.exit_code
 # Exit codes after which another start would fail alike: settings, data, checkpoint, NaN.
 FINAL_EXIT_CODES = (2, 3, 4, DIVERGED)
+# Jobs that differ in these alone share a composition, which takes Hydra a quarter of a second.
+SHARED = re.compile(r"(seed|optim\.lr)=([\d.e+-]+)")
 # The slow checks of model and data ignore these settings: one check covers all of their values.
 NOT_CHECKED = ("seed", "optim", "budget")
 
@@ -67,8 +71,7 @@ def plan_jobs(
     """Return the plans of the jobs, ordered by seed first, so that a sweep that is stopped early
     has run every variant.
 
-    `config` is the sweep's. Jobs that differ in the seed alone share one composition, which takes
-    Hydra a tenth of a second. A variant with a broken layer is left out, and its error is added to
+    `config` is the sweep's. A variant with a broken layer is left out, and its error is added to
     `refused`, by name. Raises a UserError for the first job that cannot work otherwise, or if no
     job is left.
     """
@@ -76,23 +79,25 @@ def plan_jobs(
     from gptattn.training.contract import BrokenLayer, check_layers
     from gptattn.training.preflight import preflight
 
-    composed: dict[tuple[str, ...], tuple[DictConfig, TrainConfig]] = {}
+    composed: dict[tuple[Any, ...], tuple[DictConfig, TrainConfig]] = {}
     found: list[tuple[Job, TrainConfig]] = []
     before = HydraConfig.instance().cfg
     for job in jobs:
-        seeds = [o for o in job.overrides if o.startswith("seed=")]
-        seedless = tuple(o for o in job.overrides if o not in seeds)
+        own = {m[1]: m[2] for m in map(SHARED.fullmatch, job.overrides) if m}
+        others = (o for o in job.overrides if not SHARED.fullmatch(o))
+        alike = (*sorted(own), *others)
         with name_variant(job):
-            if seedless not in composed:
+            if alike not in composed:
                 node = loader.load_sweep_config(config, job.overrides)
                 HydraConfig.instance().set_config(node)
-                composed[seedless] = node, from_hydra(node, node.hydra)
-            node, cfg = composed[seedless]
-            if seeds:
-                node.seed = seeds[-1].removeprefix("seed=")
-                depends = "${seed}" in str(node)  # another setting, in a file of the user's own
-                cfg = from_hydra(node, node.hydra) if depends else cfg
-                cfg = replace(cfg, seed=node.seed)
+                composed[alike] = node, from_hydra(node, node.hydra)
+            node, cfg = composed[alike]
+            for name, value in own.items():
+                OmegaConf.update(node, name, value)
+            # Another setting may depend on one of these, in a file of the user's own.
+            if any(f"${{{name}}}" in str(node) for name in own):
+                cfg = from_hydra(node, node.hydra)
+            cfg = replace(cfg, seed=node.seed, optim=replace(cfg.optim, lr=node.optim.lr))
         found.append((job, cfg))
     HydraConfig.instance().cfg = before
     found.sort(key=lambda one: one[1].seed)

@@ -113,7 +113,11 @@ UNTIED = "block.tied_head=false"
             marks=pytest.mark.slow,
         ),
         (["pattern=[mha,mqa]", *LIKE_LLAMA, "block.tied_head=true"], LlamaForCausalLM),
-        (["attn=mha", *LIKE_LLAMA, "model.qkv_bias=true"], Qwen2ForCausalLM),
+        pytest.param(
+            ["attn=mha", *LIKE_LLAMA, "model.qkv_bias=true"],
+            Qwen2ForCausalLM,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
