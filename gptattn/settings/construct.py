@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from gptattn.machine.ending import find_own_code
 from gptattn.settings.config import CONF, Spec
 from gptattn.settings.own_code import find_folder
 from gptattn.settings.values import check_type, suggest
+
+logging.getLogger("hydra.utils").disabled = True  # it prints what we raise
 
 # Somebody else's run folder may name any class; it can import from these packages only, and from
 # the user's own folders.

@@ -24,6 +24,12 @@ def test_a_target_outside_of_the_package_is_refused(target):
     assert error.value.field == "attn._target_"
 
 
+def test_a_misspelt_class_is_told_in_the_error_alone(caplog):
+    with pytest.raises(ConfigError, match=r"^attn\._target_: .* did you mean RotaryPosition\?"):
+        find_target("attn", {"_target_": "gptattn.position.rope.RotaryPositon"}, [])
+    assert not caplog.records  # Hydra would say more
+
+
 def test_a_whole_record_is_searched_for_foreign_targets():
     own = {"_target_": "gptattn.attention.MultiHeadAttention"}
     board = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
