@@ -175,7 +175,7 @@ def simulate_track(effect: float, tables: int) -> Claims:
             verdicts, found, p = _look(base, losses)
         best = [i for i, one in enumerate(found) if p[i] < RECORD and one.value > 1]
         if best:
-            at_gate = [draw(truths[i], lose_by_rate(generator), 3) for i in best]
+            at_gate = [draw(truths[i], lose_by_rate(generator), 8) for i in best]
             _, ratios, p = _look(draw_baseline(SEEDS_AT_GATE), at_gate)
             for one, own in zip(ratios, p, strict=True):
                 done.records += own < RECORD and one.value > 1
