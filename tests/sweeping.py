@@ -21,6 +21,7 @@ from support import tiny
 
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import CONF
+from gptattn.settings.compose import settings as compose_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.loop import run_sweep
 from gptattn.training.preflight import Ready, preflight
@@ -76,7 +77,11 @@ class Launcher:
             if "resume" in own:
                 self.resumed.append(Path(own["resume"].strip("'")).name)
                 continue
-            ready = get_ready(*self.shared, *(o for o in overrides if not o.startswith(OF_A_RUN)))
+            if "$" in str(overrides):  # a setting may depend on the rate
+                ready = preflight(compose_settings([*self.shared, *overrides]))
+            else:
+                rest = (o for o in overrides if not o.startswith(OF_A_RUN))
+                ready = get_ready(*self.shared, *rest)
             optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
             cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim)
             self.launched.append((cfg.variant, cfg.seed))

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 
 from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
@@ -31,8 +30,9 @@ from gptattn.sweep.jobs import VARIANTS, Job
 DIVERGED = NumericError.exit_code
 # Exit codes after which another start would fail alike: settings, data, checkpoint, NaN.
 FINAL_EXIT_CODES = (2, 3, 4, DIVERGED)
-# Jobs that differ in these alone share a composition, which takes Hydra a quarter of a second.
-SHARED = re.compile(r"(seed|optim\.lr)=([\d.e+-]+)")
+# Jobs that differ in these numbers alone share a composition, which takes Hydra 0.2 seconds: what
+# refers to a number is resolved later, in `from_hydra`.
+NUMBERS = re.compile(r"(seed|optim\.lr)=([\d.e+-]+)")
 # The slow checks of model and data ignore these settings: one check covers all of their values.
 NOT_CHECKED = ("seed", "optim", "budget")
 
@@ -79,25 +79,23 @@ def plan_jobs(
     from gptattn.training.contract import BrokenLayer, check_layers
     from gptattn.training.preflight import preflight
 
-    composed: dict[tuple[Any, ...], tuple[DictConfig, TrainConfig]] = {}
+    composed: dict[tuple[str, ...], DictConfig] = {}
     found: list[tuple[Job, TrainConfig]] = []
     before = HydraConfig.instance().cfg
     for job in jobs:
-        own = {m[1]: m[2] for m in map(SHARED.fullmatch, job.overrides) if m}
-        others = (o for o in job.overrides if not SHARED.fullmatch(o))
+        own = {m[1]: m[2] for m in map(NUMBERS.fullmatch, job.overrides) if m}
+        others = (o for o in job.overrides if not NUMBERS.fullmatch(o))
         alike = (*sorted(own), *others)
         with name_variant(job):
             if alike not in composed:
-                node = loader.load_sweep_config(config, job.overrides)
-                HydraConfig.instance().set_config(node)
-                composed[alike] = node, from_hydra(node, node.hydra)
-            node, cfg = composed[alike]
+                composed[alike] = loader.load_sweep_config(config, job.overrides)
+            node = composed[alike]
             for name, value in own.items():
                 OmegaConf.update(node, name, value)
-            # Another setting may depend on one of these, in a file of the user's own.
-            if any(f"${{{name}}}" in str(node) for name in own):
-                cfg = from_hydra(node, node.hydra)
-            cfg = replace(cfg, seed=node.seed, optim=replace(cfg.optim, lr=node.optim.lr))
+            with read_write(node.hydra):
+                node.hydra.overrides.task = job.overrides
+            HydraConfig.instance().set_config(node)
+            cfg = from_hydra(node, node.hydra)
         found.append((job, cfg))
     HydraConfig.instance().cfg = before
     found.sort(key=lambda one: one[1].seed)

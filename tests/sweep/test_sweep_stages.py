@@ -67,6 +67,21 @@ def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(tmp_path, 
 
 
 @pytest.mark.parametrize(
+    "depends",
+    [
+        "optim.weight_decay=${.lr}",
+        "optim.eps=${oc.select:optim.lr}",
+        "pattern=[gqa,mha] model.num_layers=2 attn.scale=${optim.lr}",
+    ],
+)
+def test_what_depends_on_a_rate_is_planned_as_it_is_trained(depends, tmp_path):
+    launcher = Launcher(lambda cfg: 2.0)
+    for _ in range(2):
+        sweep(tmp_path, launcher, *depends.split(), "optim.lr=1e-3,2e-3")
+        assert len(launcher.launched) == 2
+
+
+@pytest.mark.parametrize(
     ("fault", "code", "said"),
     [(5, 5, "it is unlucky"), (RuntimeError("no worker"), 1, "no worker")],
 )
