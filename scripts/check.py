@@ -1,4 +1,4 @@
-"""`python scripts/check.py attn=mine`: what holds of an attention of one's own."""
+"""`python scripts/check.py attn=mine`: checks an attention of your own."""
 
 from gptattn.cli.commands.check import main
 

@@ -27,9 +27,10 @@ def test_the_example_variant_composes_builds_and_decodes(tmp_path, monkeypatch):
     exec(block("gptattn/attention/variants/cosine.py"), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     (tmp_path / "attn").mkdir()
-    (tmp_path / "attn" / "cosine.yaml").write_text(block("conf/attn/cosine.yaml"))
+    # Under a name of its own, so that whoever adds the example to the menu can test it.
+    (tmp_path / "attn" / "example.yaml").write_text(block("conf/attn/cosine.yaml"))
 
-    typed = settings([f"hydra.searchpath=[file://{tmp_path}]", "attn=cosine"])
+    typed = settings([f"hydra.searchpath=[file://{tmp_path}]", "attn=example"])
     attention = construct("attn", typed.attn, shared_arguments(typed.model, typed.block), [])
     assert isinstance(attention, Attention)
 

@@ -38,9 +38,9 @@ NAMES = {
 COLUMNS = ["step", "tokens", "seconds", "flops", "loss"]
 POINTS = 400  # kept per run and curve, and per mean over seeds with different points
 # For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
-FEWEST_FOR_BAND = 3
+MIN_FOR_BAND = 3
 BOARD_TAGS = {"val": LOSS, "train": TRAIN_LOSS}
-FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
+MIN_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _thin_out(curve: DataFrame) -> DataFrame:
 class Band:
     """Mean curve and 95% interval over n seeds, arrays [points].
 
-    `low` and `high` are None below FEWEST_FOR_BAND seeds.
+    `low` and `high` are None below MIN_FOR_BAND seeds.
     """
 
     n: int
@@ -168,14 +168,14 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
     grid = xs[0] if same else np.linspace(start, end, POINTS)
     seeds = np.stack([np.interp(grid, x, y) for x, y in curves])
     n, mean = len(seeds), seeds.mean(axis=0)
-    if n < FEWEST_FOR_BAND:
+    if n < MIN_FOR_BAND:
         return Band(n, grid, mean, None, None, seeds)
     half = critical_t(n) * seeds.std(axis=0, ddof=1) / math.sqrt(n)
     return Band(n, grid, mean, mean - half, mean + half, seeds)
 
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
-    """Return `val` if each run with curves has FEWEST_VALIDATIONS validations, else `train`."""
+    """Return `val` if each run with curves has MIN_VALIDATIONS validations, else `train`."""
     runs = [run for row in section.rows for run in row.runs if run.folder in curves]
     known = [(curves[run.folder], run.until) for run in runs]
     counts = [
@@ -183,7 +183,7 @@ def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
         for each, until in known
         if len(each.train) + len(each.val)
     ]
-    return "val" if counts and min(counts) >= FEWEST_VALIDATIONS else "train"
+    return "val" if counts and min(counts) >= MIN_VALIDATIONS else "train"
 
 
 def average_rows(

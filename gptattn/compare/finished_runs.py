@@ -246,7 +246,7 @@ def _read(path: Path) -> Run:
         raise ValueError("replaced: its variant has a better learning rate now")
     metrics = finite(summary.metrics)
     if LOSS not in metrics:
-        raise ValueError("summary.json has no finite val/loss")
+        raise ValueError(f"summary.json has no finite {LOSS}")
     recorded = folder.read_settings()
     use_recorded(recorded)  # whether its code has changed is asked later
     config, data = _flat(recorded), _flat(summary.data)

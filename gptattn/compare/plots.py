@@ -24,7 +24,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from gptattn.compare.comparison import COSTS, Comparison, Row, Section
 from gptattn.compare.curves import (
-    FEWEST_FOR_BAND,
+    MIN_FOR_BAND,
     Band,
     CacheCost,
     Curves,
@@ -175,7 +175,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
         colour = (BETTER if d.mean < 0 else WORSE) if d.shown else INK
         reference, values = pair_by_seed([base.runs, row.runs]).values
         seeds, ends = values - reference, [d.mean]
-        if d.interval is not None and d.n >= FEWEST_FOR_BAND:
+        if d.interval is not None and d.n >= MIN_FOR_BAND:
             ends += d.interval
             axes.plot(d.interval, (y, y), color=colour, linewidth=1.6, solid_capstyle="butt")
         axes.plot(seeds, np.full(d.n, y + 0.24), ".", color=colour, alpha=0.55, markersize=5)
@@ -536,7 +536,7 @@ def new_axes() -> Any:
 
 def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> None:
     """Draw the bars of a row's point, or its seeds if there are too few for an interval."""
-    if 1 < row.n < FEWEST_FOR_BAND:
+    if 1 < row.n < MIN_FOR_BAND:
         for run in row.runs:
             axes.plot(x.mean, run.metrics[value], "_", color=colour, markersize=9, alpha=0.6)
         return
@@ -546,7 +546,7 @@ def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> No
 
 def _bars(estimate: Estimate) -> float | None:
     """Return half of the interval; None if it is empty or not drawn."""
-    if estimate.interval is None or estimate.n < FEWEST_FOR_BAND:
+    if estimate.interval is None or estimate.n < MIN_FOR_BAND:
         return None
     return (estimate.interval[1] - estimate.mean) or None
 

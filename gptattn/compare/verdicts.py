@@ -22,7 +22,7 @@ LISTED = 6  # names in one sentence
 NAMES = {LOSS: ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 # What `match` made equal, and what it changed.
 MATCHED = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache", "model.d_mlp": "MLP"}
-MOST_SEEDS = 1_000  # that a command names
+MAX_SEEDS = 1_000  # that a command names
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
 
 
@@ -150,7 +150,7 @@ def seed_commands(section: Section) -> list[str]:
         made = [run.provenance for run in runs if run.until == math.inf]
         if d is None or d.shown or d.asked or d.seeds_needed is None:
             continue
-        if not d.n < d.seeds_needed <= MOST_SEEDS:
+        if not d.n < d.seeds_needed <= MAX_SEEDS:
             continue
         if len(made) < len(runs) or not all(one and is_unchanged(one.code) for one in made):
             continue

@@ -21,8 +21,6 @@ from gptattn.settings.config import CONF, Spec
 from gptattn.settings.own_code import find_folder
 from gptattn.settings.values import check_type, suggest
 
-logging.getLogger("hydra.utils").disabled = True  # it prints what we raise
-
 # Somebody else's run folder may name any class; it can import from these packages only, and from
 # the user's own folders.
 PACKAGES = ("gptattn", "lightning.pytorch.loggers")
@@ -93,6 +91,8 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     """
     field, name, packages = f"{group}._target_", spec.get("_target_"), [*PACKAGES, *allow_targets]
     check_targets({"_target_": name}, allow_targets, f"{group}.")
+    log = logging.getLogger("hydra.utils")
+    log.disabled, before = True, log.disabled  # it tells what we raise
     try:
         found = get_object(str(name))
     except (ImportError, AttributeError, ValueError) as error:
@@ -101,7 +101,12 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
             raise ForeignError(place, f"{type(cause).__name__}: {cause}") from error
         home, _, missing = str(name).rpartition(".")
         if (module := sys.modules.get(home)) is not None:  # its class is misspelt
-            classes = [one for one in dir(module) if inspect.isclass(getattr(module, one))]
+            there = [getattr(module, one) for one in dir(module)]
+            classes = [
+                one.__name__
+                for one in there
+                if inspect.isclass(one) and f"{one.__module__}.".startswith(f"{home}.")
+            ]
             raise ConfigError(
                 field, f"{home} has no {missing}; {suggest(missing, classes)}"
             ) from error
@@ -109,6 +114,8 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         raise ConfigError(
             field, f"{name} cannot be imported ({why}); give package.module.Class"
         ) from error
+    finally:
+        log.disabled = before
     if inspect.isabstract(found):
         raise ConfigError(field, f"{name} is abstract; name a subclass")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
@@ -211,6 +218,7 @@ def named_arguments(group: str, own: Spec) -> Iterator[None]:
         opening = re.match(r"(\w+)=", str(error))
         name = opening.group(1) if opening else ""
         field = f"{group}.{name}" if name in own else SETTING_OF.get(name, group)
-        # No setting has this name.
-        message = re.sub(r"^head_dim=\S+", r"\g<0> (model.d_model / num_heads)", str(error))
+        message = str(error)
+        if name == "head_dim" and name not in own:  # then it is not a setting
+            message = re.sub(r"^\S+", r"\g<0> (model.d_model / num_heads)", message)
         raise ConfigError(field, message) from error

@@ -16,7 +16,7 @@ from gptattn.settings.construct import arguments_of, find_target
 from gptattn.settings.values import suggest
 
 GROUPS = {"attn": "attention", "position": "position", "part": "parts"}  # of a layer
-FEWEST_TOKENS = 8  # of a window that shrinks with the context
+MIN_TOKENS = 8  # of a window that shrinks with the context
 
 
 def read_files(
@@ -178,7 +178,7 @@ def choose_kv_heads(group: int, _root_: DictConfig) -> int:
 def scale_tokens(tokens: int, context: int, _root_: DictConfig) -> int:
     """Return as large a share of the model's context as `tokens` are of `context`, 8 at least."""
     length = _root_.model.context_length
-    return min(length, max(FEWEST_TOKENS, math.ceil(tokens * length / context)))
+    return min(length, max(MIN_TOKENS, math.ceil(tokens * length / context)))
 
 
 def raise_head_size(power: float, _root_: DictConfig) -> float:

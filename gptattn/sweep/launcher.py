@@ -31,7 +31,7 @@ from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
-QUIET_SECONDS, MOST_QUIET_SECONDS = 4.0, 60.0  # between lines while no run ends
+QUIET_SECONDS, MAX_QUIET_SECONDS = 4.0, 60.0  # between lines while no run ends
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
@@ -90,7 +90,7 @@ def launch_processes(
                 spoke = now
             now = time.monotonic()
             # In a long sweep lines come more rarely.
-            quiet = min(max(QUIET_SECONDS, (now - start) / 20), MOST_QUIET_SECONDS)
+            quiet = min(max(QUIET_SECONDS, (now - start) / 20), MAX_QUIET_SECONDS)
             if active and now - spoke > quiet:
                 times = [f"{one.folder.name} {format_duration(now - one.start)}" for one in active]
                 console.print(Text(f"[{ended}/{runs}] running: {', '.join(times)}"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from building import slow_but
 from hugging import (
     SIZES,
     B,
@@ -332,13 +333,7 @@ HELD_ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in HELD_ELSEWHERE else name
-        for name in RELEASES
-    ],
-)
+@pytest.mark.parametrize("recipe", slow_but({*RELEASES} - HELD_ELSEWHERE, [*RELEASES]))
 def test_a_recipe_is_its_release_in_outputs_gradients_and_decoding(recipe):
     mine = build(recipe, *CHANGED.get(recipe, ()))
     assert_agreement(mine, *release(recipe, len(mine)), recipe)

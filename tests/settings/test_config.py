@@ -18,7 +18,8 @@ from gptattn.settings.build import build_data, build_model
 from gptattn.settings.compose import CONF, settings
 from gptattn.training.module import LanguageModel
 
-# Groups whose files set what those of no other group do, so that one model has a file of each.
+# Groups whose files set what those of no other group do, so that one model has a file of each; the
+# contract tests compose and build those of attn.
 TOGETHER = ("block", "model", "optim", "trainer", "logger", "launcher", "data")
 
 

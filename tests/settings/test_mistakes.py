@@ -148,6 +148,7 @@ def check_made(*overrides: str) -> None:
 
 
 TABLE = TYPED | MADE | DATA_MISTAKES
+assert {*TABLE} >= ALIKE
 
 
 @pytest.mark.parametrize("overrides", slow_but({*TABLE} - ALIKE, [*TABLE]))

@@ -228,11 +228,16 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         """Return the FLOPs of the forms that run; see `Attention.flops`.
 
         A token that decodes attends to the chosen keys alone. Several queries mask the others, so
-        all pairs are computed. The indexer scores all pairs. What its loss computes is left out:
-        in training, the scores of both once more.
+        all pairs are computed. The indexer scores all pairs. In training, whose count is three
+        times this one, its loss computes the scores of both once more: the main ones, and the
+        indexer's when they choose, have no gradients, so they count a third.
         """
-        pairs = self.index_heads * (self.index_dim + 1) * seen_pairs(T, S, self.rule())
-        return super().flops(T, min(S, self.topk) if T == 1 else S) + 2 * pairs
+        seen = seen_pairs(T, S, self.rule())
+        index = 2 * self.index_heads * (self.index_dim + 1) * seen
+        if T < S or T == 1:
+            return super().flops(T, min(S, self.topk) if T == 1 else S) + index
+        scores = 2 * self.num_heads * (self.head_dim + self.rope_dim) * seen
+        return super().flops(T, S) + (4 * index + scores) // 3
 
 
 def _count_back(x: Tensor) -> Tensor:
