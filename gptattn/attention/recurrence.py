@@ -36,9 +36,10 @@ class RecurrentAttention(Attention):
     """Attention by a state of constant size per head; a mechanism says what it writes and reads.
 
     x [B, T, d_in] -> y [B, T, d_out]. It needs no position and has no dropout. One token takes a
-    `step`, several run in chunks of at most `chunk`. `norm_eps` is added to the mean square in the
-    outputs' norm. backend=fla: on a GPU, several tokens run in fla's kernels, whose chunks have 64.
-    Raises ValueError for impossible sizes, and for backend=fla without a GPU or the package.
+    `step`, several run in chunks of at most `chunk`, which see each other. `norm_eps` is added to
+    the mean square in the outputs' norm. backend=fla: on a GPU, several tokens run in fla's
+    kernels, whose chunks have 64. Raises ValueError for impossible sizes, and for backend=fla
+    without a GPU or the package.
     """
 
     knows_order: ClassVar[bool] = True
@@ -252,8 +253,8 @@ def scale_size(name: str, expand: float, size: int) -> int:
     """Return size * expand. Raises ValueError if it is not a positive whole number."""
     made = round(expand * size) if math.isfinite(expand * size) else 0
     if made < 1 or abs(made - expand * size) > 1e-6:
-        said = f"{name}={expand} makes heads of {expand * size:g}"
-        raise ValueError(f"{said}; give a multiple of 1/{size} above 0")
+        made = f"{name}={expand} makes heads of {expand * size:g}"
+        raise ValueError(f"{made}; give a multiple of 1/{size} above 0")
     return made
 
 

@@ -53,7 +53,8 @@ class SoftmaxAttention(Attention):
     x [B, T, d_in] -> y [B, T, d_out]. `dropout` acts on the weights. `scale` multiplies the scores;
     None: head_dim ** -0.5. `window` is in tokens, its own included, or a share of the context below
     1; None: all. `chunk`, instead of a window: tokens are cut into chunks of this length, and a
-    token sees only its own chunk. Raises ValueError for impossible sizes.
+    token sees only its own chunk; a recurrence's `chunk` hides nothing, and only says how it is
+    computed. Raises ValueError for impossible sizes.
     """
 
     keeps_documents: ClassVar[bool] = True

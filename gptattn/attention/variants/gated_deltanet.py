@@ -51,6 +51,7 @@ class GatedDeltaNet(RecurrentAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
+        *,
         conv_size: int | None = 4,
         expand_k: float = 1.0,
         expand_v: float = 1.0,

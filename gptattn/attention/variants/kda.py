@@ -52,6 +52,7 @@ class KimiDeltaAttention(RecurrentAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
+        *,
         conv_size: int | None = 4,
         expand: float = 1.0,
         chunk: int = 32,

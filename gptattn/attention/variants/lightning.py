@@ -43,6 +43,7 @@ class LightningAttention(RecurrentAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
+        *,
         expand: float = 1.0,
         chunk: int = 64,
         norm_eps: float = 1e-6,

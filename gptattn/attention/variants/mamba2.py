@@ -46,6 +46,7 @@ class Mamba2(RecurrentAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
+        *,
         state_size: int | None = None,
         groups: int = 1,
         expand: float = 2.0,
