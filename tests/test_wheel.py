@@ -42,13 +42,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -> None:
+def test_the_wheel_holds_the_package_its_configs_and_shipped_entries_and_no_more(
+    wheel: Path,
+) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = [*ROOT.glob("gptattn/**/*.*"), *ROOT.glob("hydra_plugins/*.py")]
     kinds = (".py", ".j2", ".js", ".txt")
     sources = {f.relative_to(ROOT).as_posix() for f in files if f.suffix in kinds}
-    configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
-    assert names == sources | configs
+    beside = [*CONF.rglob("*.yaml"), *ROOT.glob("benchmarks/*/*.json")]
+    assert names == sources | {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in beside}
 
 
 @pytest.mark.slow

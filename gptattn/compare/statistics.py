@@ -353,21 +353,43 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
 def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] | None:
     """Return the fourth mean predicted from the first three, minus the measured one, and its error.
 
-    `losses` are those of `fit_curve`. The prediction is a power law of compute with a floor: at
-    equal ratios of compute, each step from one mean to the next is the last one times a factor. The
-    standard error is by the delta method. Return None unless four budgets have equal ratios.
+    `losses` are those of `fit_curve`. The prediction is a power law of the compute beyond a delay:
+    L = A (C - C0) ** -b. The standard error is by the delta method. Return None unless four budgets
+    have equal ratios, and losses that such a law can have.
     """
     compute = sorted(losses)
     ratios = np.diff(np.log(compute))
     if len(compute) != 4 or np.ptp(ratios) > 0.01:
         return None
     groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
-    first, second, third, fourth = (own.mean() for own in groups)
-    factor = (second - third) / (first - second)
-    predicted = third - factor * (second - third)
-    slopes = np.array([factor**2, -factor * (2 + factor), 1 + 2 * factor, -1.0])
-    variances = np.array([own.var(ddof=1) / len(own) + RATE_ERROR**2 for own in groups])
-    return float(predicted - fourth), float(np.sqrt((slopes**2 * variances).sum()))
+    means = np.array([own.mean() for own in groups])
+    errors = np.array([math.hypot(own.std(ddof=1) / len(own) ** 0.5, RATE_ERROR) for own in groups])
+    ratio = math.exp(ratios.mean())
+    try:
+        slopes = [
+            _predict_fourth(means + 1e-5 * unit, ratio)
+            - _predict_fourth(means - 1e-5 * unit, ratio)
+            for unit in np.eye(4)[:3]
+        ]
+        off = _predict_fourth(means, ratio) - means[3]
+    except ValueError:  # no such law
+        return None
+    slopes = np.array([*slopes, -2e-5]) / 2e-5
+    return float(off), float(np.sqrt((slopes**2 * errors**2).sum()))
+
+
+def _predict_fourth(means: NDArray[np.float64], ratio: float) -> float:
+    """Return the loss at ratio ** 3 by a delayed power law through those at the three before."""
+    from scipy.optimize import brentq
+
+    first, second = -np.diff(np.log(means[:3]))
+
+    def step(i: int, delay: float) -> float:
+        return math.log((ratio ** (i + 1) - delay) / (ratio**i - delay))
+
+    # `delay` in units of the least compute. A negative one means that less is needed.
+    delay = brentq(lambda c: second * step(0, c) - first * step(1, c), -1e3, 1 - 1e-12)
+    return float(means[2] * math.exp(-second * step(2, delay) / step(1, delay)))
 
 
 class Spread(NamedTuple):

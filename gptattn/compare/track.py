@@ -333,8 +333,8 @@ def list_notes(track: Track) -> list[str]:
     if found := extrapolate(curve):
         off, error = found
         last = [
-            "extrapolation: a power law with a floor, through the baseline's first three budgets, "
-            f"misses the fourth by {off:+.4f} ± {error:.4f} (standard error)",
+            "extrapolation: a power law of the compute beyond a delay, through the first three "
+            f"budgets, misses the fourth by {off:+.4f} ± {error:.4f} (standard error)",
             *last,
         ]
     if not track.rows:

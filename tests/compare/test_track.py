@@ -108,9 +108,11 @@ def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
         fit_curve(losses)
 
 
-def test_a_power_law_above_a_floor_is_extrapolated_with_the_error_of_its_means():
-    law = {spent: 1.0 + 2.0 * spent**-0.3 for spent in (1, 2, 4, 8)}
-    assert extrapolate({spent: [loss] * 2 for spent, loss in law.items()})[0] == pytest.approx(0)
+def test_a_delayed_power_law_is_extrapolated_with_the_error_of_its_means():
+    for delay in (-2.0, 0.6):
+        law = {spent: 3.0 * (spent - delay) ** -0.2 for spent in (1, 2, 4, 8)}
+        exact = {spent: [loss] * 2 for spent, loss in law.items()}
+        assert extrapolate(exact)[0] == pytest.approx(0)
     generator = np.random.default_rng(3)
 
     def draw(mean: float) -> list[float]:
@@ -122,7 +124,9 @@ def test_a_power_law_above_a_floor_is_extrapolated_with_the_error_of_its_means()
         np.mean([error for _, error in drawn]), rel=0.06
     )
     assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)}) is None
-    assert extrapolate({spent: [float(20 - spent)] * 2 for spent in (1, 2, 4, 16)}) is None
+    assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)} | {16: [1.0] * 2}) is None
+    rising = {1: [3.0] * 2, 2: [2.0] * 2, 4: [2.5] * 2, 8: [1.0] * 2}
+    assert extrapolate(rising) is None
 
 
 def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
