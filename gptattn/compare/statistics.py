@@ -380,15 +380,18 @@ def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] 
 
 def _predict_fourth(means: NDArray[np.float64], ratio: float) -> float:
     """Return the loss at ratio ** 3 by a delayed power law through those at the three before."""
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
     first, second = -np.diff(np.log(means[:3]))
 
     def step(i: int, delay: float) -> float:
         return math.log((ratio ** (i + 1) - delay) / (ratio**i - delay))
 
-    # `delay` in units of the least compute. A negative one means that less is needed.
-    delay = brentq(lambda c: second * step(0, c) - first * step(1, c), -1e3, 1 - 1e-12)
+    def differ(delay: float) -> float:
+        return second * step(0, delay) - first * step(1, delay)
+
+    # In units of the least compute. With a negative one, losses fall as if some had been spent.
+    delay = root_scalar(differ, bracket=(-1e3, 1 - 1e-12)).root
     return float(means[2] * math.exp(-second * step(2, delay) / step(1, delay)))
 
 
