@@ -28,6 +28,7 @@ from gptattn.compare.statistics import (
     share_spread,
 )
 from gptattn.compare.table import markdown_table
+from gptattn.runs.metrics import LOSS
 from gptattn.sweep.tuning import find_vertex, next_rate
 
 Losses = NDArray[np.float64]
@@ -81,7 +82,7 @@ def section(losses: Losses) -> Section:
     names = ["mha", *(f"v{i}" for i in range(1, len(losses)))]
     groups = {
         name: [
-            Run(Path(f"{name}_{seed}"), name, seed, {"val/loss": float(loss)}, {})
+            Run(Path(f"{name}_{seed}"), name, seed, {LOSS: float(loss)}, {})
             for seed, loss in enumerate(row)
         ]
         for name, row in zip(names, losses, strict=True)

@@ -20,6 +20,7 @@ from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
 from gptattn.compare.track import Track, list_cells
 from gptattn.machine.disk import disk_errors, write_atomically
+from gptattn.runs.metrics import LOSS
 from gptattn.runs.sweep_states import PLANNED, describe_open
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def page_text(
         "gptattn.compare",
         "page.html.j2",
         comparison=comparison,
+        LOSS=LOSS,
         headline=verdicts.headline(comparison),
         sections=[
             {
