@@ -3,7 +3,8 @@
 On Ctrl-C, SIGTERM or SIGHUP, a run that trains finishes its step and a validation that is due, and
 saves its state (`training/checkpoints.py`): weights, optimizer, random numbers and rows of metrics.
 It prints how to resume it and exits with 128 plus the signal's number, 130 for Ctrl-C. A second
-Ctrl-C stops it at once, and what the last validation saved remains; before training, a first one does. `resume=FOLDER` continues a run; its command without that starts a new one.
+Ctrl-C, or one before training, stops it at once: what the last validation saved remains.
+`resume=FOLDER` continues a run; its command without that starts a new one.
 
 A sweep (`sweep/launcher.py`) alone receives the signal and passes it on to its runs, starts no
 more, and kills those that take more than 20 s to save; a second Ctrl-C meanwhile is ignored. It
