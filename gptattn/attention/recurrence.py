@@ -253,8 +253,8 @@ def scale_size(name: str, expand: float, size: int) -> int:
     """Return size * expand. Raises ValueError if it is not a positive whole number."""
     made = round(expand * size) if math.isfinite(expand * size) else 0
     if made < 1 or abs(made - expand * size) > 1e-6:
-        made = f"{name}={expand} makes heads of {expand * size:g}"
-        raise ValueError(f"{made}; give a multiple of 1/{size} above 0")
+        sizes = f"{name}={expand} makes heads of {expand * size:g}"
+        raise ValueError(f"{sizes}; give a multiple of 1/{size} above 0")
     return made
 
 
