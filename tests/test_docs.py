@@ -83,7 +83,9 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     places = [*gptattn.attention.variants.__path__]
     places.append(str(made / "gptattn" / "attention" / "variants"))
     monkeypatch.setattr(gptattn.attention.variants, "__path__", places)
-    return Path(shutil.copytree(made, tmp_path / "home"))
+    home = Path(shutil.copytree(made, tmp_path / "home"))
+    (home / "benchmarks").symlink_to(ROOT / "benchmarks")  # shipped entries are known by this place
+    return home
 
 
 @pytest.mark.slow
