@@ -43,9 +43,7 @@ SIZES = [
     "model.context_length=32",  # a prompt of the pages has 22 bytes
 ]
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
-OF_SHAKESPEARE = {
-    f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_ablation", "speedrun_muon")
-}
+OF_SHAKESPEARE = {f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_muon")}
 
 
 def new_on(page: Path) -> list[tuple[str, ...]]:

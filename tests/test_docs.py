@@ -31,8 +31,16 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 # The experiments whose runs the pages compare, beside attention_suite.
 SWEPT = (
-    *("arena", "arena/tuning", "precision", "optimizers", "speedrun_muon", "speedrun_ablation"),
-    *("scratch", "positions", "zoology_fig2", "recall_window", "recall_variants"),
+    *(
+        "precision",
+        "optimizers",
+        "speedrun_muon",
+        "scratch",
+        "positions",
+        "zoology_fig2",
+        "recall_window",
+        "recall_variants",
+    ),
     *("until", "evidence", "tokenizers", "recipes"),
 )
 

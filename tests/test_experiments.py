@@ -38,9 +38,7 @@ def jobs(experiment: str) -> list[TrainConfig]:
 @pytest.mark.parametrize("experiment", menu("experiment"))
 def test_every_run_of_an_experiment_composes_and_no_two_are_the_same(experiment: str) -> None:
     found = jobs(experiment)
-    # In the arena one position is the block's own, and so the same run as mha, in both blocks.
-    same = 2 if experiment == "arena" else 0
-    assert len({repr(cfg) for cfg in found}) >= len(found) - same
+    assert len({repr(cfg) for cfg in found}) == len(found)
 
 
 def test_one_experiment_has_every_recipe_with_an_mlp_to_match_and_a_model_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""Runs of an arena, whose variants have learning rates of their own, as the report shows them."""
+"""Runs whose variants have learning rates of their own, as the report shows them."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def write(folder: Path, variant: str, seed: int, loss: float, lr: float, **choic
 
 
 @pytest.fixture
-def arena(tmp_path: Path) -> Path:
+def tuned(tmp_path: Path) -> Path:
     """Two blocks; in GPT-2's, mha with learned positions has a lower rate than the others."""
     rows = [
         ("mha", 2.0, 0.002, {}),
@@ -36,17 +36,17 @@ def arena(tmp_path: Path) -> Path:
     for variant, loss, lr, choices in rows:
         for seed, more in enumerate([0.0, 0.001, 0.003], start=1):
             own = more * (1 + (variant == "gqa") + 2 * ("position" in choices))
-            write(tmp_path / "arena", variant, seed, loss + own, lr, **choices)
-        write(tmp_path / "arena" / "tuning", variant, 0, loss, lr, **choices)
-    return tmp_path / "arena"
+            write(tmp_path / "tuned", variant, seed, loss + own, lr, **choices)
+        write(tmp_path / "tuned" / "tuning", variant, 0, loss, lr, **choices)
+    return tmp_path / "tuned"
 
 
-def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(arena: Path) -> None:
-    runs, skipped = read_runs([arena])
+def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(tuned: Path) -> None:
+    runs, skipped = read_runs([tuned])
     assert skipped == [
-        f"{arena / 'tuning'}: runs that chose a learning rate; name the folder to see them"
+        f"{tuned / 'tuning'}: runs that chose a learning rate; name the folder to see them"
     ]
-    assert len(read_runs([arena / "tuning"])[0]) == 5
+    assert len(read_runs([tuned / "tuning"])[0]) == 5
     first, second = compare(runs).sections
     table = [row[:4] for row in report_rows(first)]
     assert table == [
@@ -63,8 +63,8 @@ def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(arena: Path) -> No
     assert [first.title, second.title] == ["block=gpt2", "block=llama"]
 
 
-def test_rates_that_alone_part_two_rows_stay_in_their_names(arena: Path) -> None:
-    write(arena, "mha", 1, 2.5, 0.008)
-    first = compare(read_runs([arena])[0]).sections[0]
+def test_rates_that_alone_part_two_rows_stay_in_their_names(tuned: Path) -> None:
+    write(tuned, "mha", 1, 2.5, 0.008)
+    first = compare(read_runs([tuned])[0]).sections[0]
     assert {row.name for row in first.rows} >= {"mha position=learned optim.lr=0.008", "gqa"}
     assert "lr" not in report_rows(first)[0]
