@@ -68,13 +68,17 @@ def test_a_mistake_in_generate_is_one_line(arguments, code, said, mha, call):
 @pytest.mark.parametrize(
     ("given", "to", "said"),
     [
-        (["attn=mha", "part=[qk_norm,gate]"], ["to=mha_wrapper"], None),
+        pytest.param(
+            *(["attn=mha", "part=[qk_norm,gate]"], ["to=mha_wrapper"], None), marks=pytest.mark.slow
+        ),
         (
             ["attn=gqa", "attn.window=4", "attn.scale=1.0"],
             ["to=mha"],
             "scale 1.0 -> null, window 4 -> null",
         ),
-        (["attn=mha"], ["to=gqa", "to.window=4"], "window null -> 4"),
+        pytest.param(
+            *(["attn=mha"], ["to=gqa", "to.window=4"], "window null -> 4"), marks=pytest.mark.slow
+        ),
         (
             ["pattern=[sliding,gqa]", "model.num_layers=2"],
             ["to=gqa"],

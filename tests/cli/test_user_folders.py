@@ -71,6 +71,7 @@ def test_a_part_has_the_name_of_its_file(package, given, tmp_path):
         read(mine, given)
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_users_own_gives_attentions_and_parts_to_a_command(tmp_path, capfd):
     mine = folder(gates(tmp_path / "mine", "part.gate2"), 0.5)
     flag = f"--config-dir={mine}"

@@ -119,9 +119,9 @@ def test_a_delayed_power_law_is_extrapolated_with_the_error_of_its_means():
         moved = mean + RATE_ERROR * generator.normal()
         return (moved + 0.01 * generator.normal(size=20)).tolist()
 
-    drawn = [extrapolate({spent: draw(loss) for spent, loss in law.items()}) for _ in range(2000)]
+    drawn = [extrapolate({spent: draw(loss) for spent, loss in law.items()}) for _ in range(500)]
     assert np.std([off for off, _ in drawn]) == pytest.approx(
-        np.mean([error for _, error in drawn]), rel=0.06
+        np.mean([error for _, error in drawn]), rel=0.1
     )
     assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)}) is None
     assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)} | {16: [1.0] * 2}) is None

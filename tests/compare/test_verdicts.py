@@ -353,7 +353,13 @@ def test_a_damaged_record_of_two_stages_is_none(text: str, tmp_path: Path) -> No
     assert read_two_stages(tmp_path) is None
 
 
-@pytest.mark.parametrize("code", [{}, {"gptattn.attention.core": "of an earlier version"}])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"gptattn.attention.core": "of an earlier version"},
+    ],
+)
 def test_the_seeds_that_would_show_a_difference_come_with_their_command(
     code: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

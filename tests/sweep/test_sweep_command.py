@@ -92,16 +92,20 @@ def test_a_mistake_in_one_variant_is_one_line_and_leaves_nothing_behind(tmp_path
 @pytest.mark.parametrize(
     ("overrides", "sweeper", "said"),
     [
-        (["attn=mha,gqa", "model.num_heads=4,3"], {}, "model.num_heads: "),
+        pytest.param(
+            *(["attn=mha,gqa", "model.num_heads=4,3"], {}, "model.num_heads: "),
+            marks=pytest.mark.slow,
+        ),
         (["seed=range(3,1)"], {}, "seed: has no value; give one or more"),
         (["trainer.devices=2"], {}, "trainer.devices: a sweep trains each run in one process"),
         (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: is also in hydra."),
         ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1 is one of"),
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: cannot be combined"),
-        (
+        pytest.param(
             ["recipe=llama3,mistral", "attn.window=null", "position.base=7"],
             {},
             "recipe: llama3 and mistral are the same model at this size; leave one of them out",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -70,8 +70,10 @@ def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(tmp_path, 
     "depends",
     [
         "optim.weight_decay=${.lr}",
-        "optim.eps=${oc.select:optim.lr}",
-        "pattern=[gqa,mha] model.num_layers=2 attn.scale=${optim.lr}",
+        pytest.param("optim.eps=${oc.select:optim.lr}", marks=pytest.mark.slow),
+        pytest.param(
+            "pattern=[gqa,mha] model.num_layers=2 attn.scale=${optim.lr}", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_depends_on_a_rate_is_planned_as_it_is_trained(depends, tmp_path):
@@ -277,6 +279,7 @@ def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(tm
 # Until it is decided
 
 
+@pytest.mark.slow
 def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_the_most(
     tmp_path, capfd
 ):

@@ -46,6 +46,7 @@ def test_no_mechanism_of_the_menu_is_refused(attn):
     assert check_layers(settings(f"attn={attn}", *SMALL)) == []
 
 
+@pytest.mark.slow
 def test_no_part_is_refused_nor_layers_that_differ():
     assert check_layers(settings(f"part=[{','.join(menu('part'))}]", *SMALL)) == []
     assert check_layers(settings("pattern=[sliding,gqa]", "part=[value_residual]", *SMALL)) == []
@@ -65,7 +66,9 @@ X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}
     [
         ("TorchAttention", {}),
         ("DeltaRule", {}),
-        ("x_transformers.x_transformers.Attention", X_TRANSFORMERS),
+        pytest.param(
+            *("x_transformers.x_transformers.Attention", X_TRANSFORMERS), marks=pytest.mark.slow
+        ),
         ("x_transformers.x_transformers.Attention", X_TRANSFORMERS | {"qk_norm": True}),
     ],
 )

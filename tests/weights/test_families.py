@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import SMALL, build_gpt, settings
+from building import SMALL, build_gpt, settings, slow_but
 from llamas import assert_same_logits, change, shake, theirs
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -62,7 +62,10 @@ def llama(tmp_path: Path) -> Path:
 QWEN2 = theirs(LLAMA_SIZES[0], Qwen2Config)
 
 
-@pytest.mark.parametrize("model", [their_gpt2(GPT2_SIZES), *map(theirs, LLAMA_SIZES), QWEN2])
+CHECKPOINTS = [their_gpt2(GPT2_SIZES), *map(theirs, LLAMA_SIZES), QWEN2]
+
+
+@pytest.mark.parametrize("model", slow_but(CHECKPOINTS[:2], CHECKPOINTS))
 def test_a_checkpoint_computes_and_trains_as_it_would_in_transformers(model, tmp_path: Path):
     model.save_pretrained(tmp_path)
     family = find_family(tmp_path)
@@ -105,7 +108,9 @@ UNTIED = "block.tied_head=false"
     ("chosen", "expected"),
     [
         pytest.param(["attn=mha_wrapper"], GPT2LMHeadModel, marks=pytest.mark.slow),
-        (["attn=mha", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel),
+        pytest.param(
+            ["attn=mha", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel, marks=pytest.mark.slow
+        ),
         pytest.param(["attn=gqa"], GPT2LMHeadModel, marks=pytest.mark.slow),
         pytest.param(
             ["attn=gqa", *LIKE_LLAMA, UNTIED, "position.base=77.0"],

@@ -87,6 +87,7 @@ def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path, call: 
     assert call("convert", f"from={run}", "to=hf")[::2] == (2, f"error: to: {said}\n")
 
 
+@pytest.mark.slow
 def test_a_llama_is_converted_generates_text_and_is_written_again(
     llama: Path, tmp_path: Path, call: Call
 ) -> None:
