@@ -210,9 +210,9 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             why = f"the baseline has no {entry.steps:,} steps"
             left_out.setdefault(why, []).append(entry.name)
         elif len(entry.losses) not in LOOKS:
-            why = "{} seeds; an entry has {} seeds, or {} after the second stage".format(
-                len(entry.losses), *LOOKS
-            )
+            n, (first, second) = len(entry.losses), LOOKS
+            seeds = f"{n} seed{'s' * (n > 1)}"
+            why = f"{seeds}; an entry has {first} seeds, or {second} after the second stage"
             left_out.setdefault(why, []).append(entry.name)
         else:
             compared.append((entry, is_shipped))

@@ -331,7 +331,8 @@ def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_p
 def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, monkeypatch, capfd):
     home = tmp_path / "outputs" / "track"
     made = [("mha", steps, seed) for steps in (50, 100, 200) for seed in (1, 2)]
-    for name, steps, seed in [*made, *(("mine", 100, seed) for seed in NEW)]:
+    entries = [*(("mine", 100, seed) for seed in NEW), ("begun", 100, NEW[0])]
+    for name, steps, seed in [*made, *entries]:
         folder = home / f"{name}_s{seed}_{steps:06}"
         shutil.copytree(runs("mha"), folder)
         kept = RunFolder(folder)
@@ -354,7 +355,12 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
     for folder in home.glob("mha_*_000050"):  # the shipped baseline takes their place
         shutil.rmtree(folder)
     report(home, "--markdown")
-    assert "| mine * | 3 |" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "| mine * | 3 |" in out
+    assert "begun: 1 seed; an entry has 3 seeds, or 8 after" in out
+    report(home, "--ship")  # and stays in its file, beside what was trained again
+    assert [one.steps for one in read_shipped(shipped)] == [50, 100, 200, 100]
+    capfd.readouterr()
     report(shipped)
     out = capfd.readouterr().out
     assert re.search(r"mine +3 ", out)

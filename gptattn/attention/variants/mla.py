@@ -30,13 +30,15 @@ class MultiHeadLatentAttention(SoftmaxAttention):
     """The cache holds a latent of kv_rank numbers and a rotated key of rope_dim, for all heads.
 
     x [B, T, d_in] -> y [B, T, d_out]. A head's queries and keys have D numbers without a position
-    and P = rope_dim that rotate; all heads share the key's P. rope_dim=None: half of a head with
-    rotary positions, and 0 without. A rank below 1 is a share of d_out; query_rank=None: queries of
-    full rank. Raises ValueError for impossible sizes, ranks and rope_dim.
+    and P = rope_dim that rotate; all heads share the key's P. rope_dim=None: about half of a head
+    with rotary positions, a multiple of 4, and 0 without. A rank below 1 is a share of d_out;
+    query_rank=None: queries of full rank. Raises ValueError for impossible sizes, ranks and
+    rope_dim.
 
     Weights are drawn with one std for all, as DeepSeek-V3 draws them (0.006, arXiv:2412.19437,
     sec. 4.2; here the model's), and the norms' gains are 1. `position.stretch` scales only the
-    rotated part of a score, as YaRN alone does; DeepSeek's models scale the whole score.
+    rotated part of a score, as YaRN alone does; DeepSeek's models scale the whole score. The
+    factors that sec. 3.1.2 mentions beside the norms are not in DeepSeek's released code, nor here.
 
     Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1, 3.1.2 (the norms of latents) and appendix C.
     """

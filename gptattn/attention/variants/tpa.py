@@ -32,8 +32,8 @@ class TensorProductAttention(SoftmaxAttention):
 
     The weights of the queries' a are drawn as one matrix by Xavier's uniform rule, as are those of
     their b, and those of keys and values. The authors' code applies the rule to views [d_in, H, C]
-    and [d_in, C, D], whose bound is smaller by about sqrt(C), and starts the output projection at
-    0; here that is drawn as in the other attentions.
+    and [d_in, C, D], whose bounds are smaller by up to sqrt(C) for a and sqrt(D) for b, and starts
+    the output projection at 0; here that is drawn as in the other attentions.
 
     Source: Zhang et al. 2025, arXiv:2501.06425, sec. 3; weights: appendix G; decoding: sec. 5.
     """

@@ -159,7 +159,9 @@ def _report_track(
         for picture in write_track(track, out):
             print(f"figure: {picture}")
     if args.ship:
-        write_shipped(own, shipped)
+        trained = {entry.name for entry in own}
+        known = [*track.baseline.values(), *(row.entry for row in track.rows)]
+        write_shipped([entry for entry in known if entry.name in trained], shipped)
         print(f"shipped: {shipped}")
 
 
