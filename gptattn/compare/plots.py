@@ -211,7 +211,7 @@ def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     most = float(np.exp(np.ptp([np.log(one.flops) for one in track.baseline.values()])))
     with rc_context(STYLE):
-        labels = [_label(_shorten_pattern(row.entry.name)) for row in track.rows]
+        labels = [_label(_shorten_pattern(row.entry.label)) for row in track.rows]
         figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(1, color=INK, linewidth=1)

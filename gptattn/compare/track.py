@@ -65,6 +65,11 @@ class Entry(msgspec.Struct, frozen=True):
         return fmean(self.losses.values())
 
     @property
+    def label(self) -> str:
+        """Its name in the table, where the baseline's attention at other seeds is a placebo."""
+        return self.name + " (placebo)" * (self.name == BASELINE and not self.is_baseline)
+
+    @property
     def is_baseline(self) -> bool:
         """Whether it is the baseline, with its own seeds."""
         return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
@@ -304,7 +309,7 @@ def list_cells(track: Track) -> list[list[str]]:
 
 
 def _first_cells(entry: Entry) -> list[str]:
-    return [entry.name, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
+    return [entry.label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
 
 
 def _last_cells(entry: Entry) -> list[str]:
