@@ -209,7 +209,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
 
 def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
-    most = float(np.exp(np.ptp([np.log(one.flops) for one in track.baseline.values()])))
+    budgets = [one.flops for one in track.baseline.values()]
     with rc_context(STYLE):
         labels = [_label(_shorten_pattern(row.entry.label)) for row in track.rows]
         figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
@@ -219,11 +219,12 @@ def draw_track(track: Track) -> Plot:
         for y, row in enumerate(track.rows):
             kind = row.verdict.partition(",")[0]
             colour = {"better": BETTER, "worse": WORSE}.get(kind, INK)
-            ends = np.clip(row.effective.interval, 1 / most, most)
+            least, most = min(budgets) / row.entry.flops, max(budgets) / row.entry.flops
+            ends = np.clip(row.effective.interval, least, most)
             axes.plot(ends, (y, y), color=colour, linewidth=1.6, solid_capstyle="butt")
-            inside = 1 / most < row.effective.value < most
+            inside = least < row.effective.value < most
             style = {"marker": "D" if inside else "<>"[row.effective.value > 1], "markersize": 4}
-            axes.plot(np.clip(row.effective.value, 1 / most, most), y, color=colour, **style)
+            axes.plot(np.clip(row.effective.value, least, most), y, color=colour, **style)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         low, high = min(axes.get_xlim()[0], 0.88), max(axes.get_xlim()[1], 1.14)

@@ -320,8 +320,8 @@ def _ratio_words(ratio: Ratio) -> str:
     def shown(value: float) -> str:
         return "below" if value == 0 else "above" if value == float("inf") else f"{value:.2f}"
 
-    low, high = map(shown, ratio[1])
-    return f"{shown(ratio[0])} ({low} to {high})"
+    value, low, high = map(shown, (ratio[0], *ratio[1]))
+    return value if value == low == high else f"{value} ({low} to {high})"
 
 
 def list_notes(track: Track) -> list[str]:
