@@ -353,13 +353,15 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
 def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] | None:
     """Return the fourth mean predicted from the first three, minus the measured one, and its error.
 
-    `losses` are those of `fit_curve`. The prediction is a power law of the compute beyond a delay:
-    L = A (C - C0) ** -b. The standard error is by the delta method. Return None unless four budgets
-    have equal ratios, and losses that such a law can have.
+    `losses` are those of `fit_curve`; of these budgets, the least, twice it, 4 and 8 times it. The
+    prediction is a power law of the compute beyond a delay: L = A (C - C0) ** -b. The standard
+    error is by the delta method. Return None without these four budgets, and for losses that no
+    such law has.
     """
-    compute = sorted(losses)
+    doublings = {spent: math.log2(spent / min(losses)) for spent in sorted(losses)}
+    compute = [spent for spent, twice in doublings.items() if abs(twice - round(twice)) < 0.01]
     ratios = np.diff(np.log(compute))
-    if len(compute) != 4 or np.ptp(ratios) > 0.01:
+    if len(compute) != 4 or np.ptp(ratios) > 0.02:
         return None
     groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
     means = np.array([own.mean() for own in groups])

@@ -113,6 +113,8 @@ def test_a_delayed_power_law_is_extrapolated_with_the_error_of_its_means():
         law = {spent: 3.0 * (spent - delay) ** -0.2 for spent in (1, 2, 4, 8)}
         exact = {spent: [loss] * 2 for spent, loss in law.items()}
         assert extrapolate(exact)[0] == pytest.approx(0)
+    more = exact | {2**0.5: [9.0] * 2}  # a budget between them does not count
+    assert extrapolate(more) == extrapolate(exact)
     generator = np.random.default_rng(3)
 
     def draw(mean: float) -> list[float]:
