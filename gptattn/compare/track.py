@@ -338,8 +338,8 @@ def list_notes(track: Track) -> list[str]:
     if found := extrapolate(curve):
         off, error = found
         last = [
-            "extrapolation: a power law of the compute beyond a delay, through the first three "
-            f"budgets, misses the fourth by {off:+.4f} ± {error:.4f} (standard error)",
+            "extrapolation: a power law of the compute beyond a delay, through the least budget "
+            f"and 2 and 4 times it, misses 8 times it by {off:+.4f} ± {error:.4f} (standard error)",
             *last,
         ]
     if not track.rows:
