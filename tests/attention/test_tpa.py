@@ -38,15 +38,14 @@ def turned(x_D: Tensor, t: int) -> Tensor:
 
 def by_hand(mine: TensorProductAttention, x_TE: Tensor, rope: bool) -> Tensor:
     """The output [T, d_out]: every outer product, query, key and value on its own."""
-    firsts = [0, 5, 7]  # where the terms of queries, keys and values begin
-    a, b = mine.W_a.weight.view(-1, H, E), mine.W_b.weight.view(-1, D, E)
 
-    def made(x_E: Tensor, which: int) -> Tensor:
-        rank = list(RANKS.values())[which]
-        terms = range(firsts[which], firsts[which] + rank)
-        return torch.stack([torch.outer(a[r] @ x_E, b[r] @ x_E) for r in terms]).sum(0) / rank
+    def made(x_E: Tensor, which: str) -> Tensor:
+        rank = RANKS[f"{which}_rank"]
+        a = mine.get_parameter(f"W_{which}_a.weight").view(rank, H, E)
+        b = mine.get_parameter(f"W_{which}_b.weight").view(rank, D, E)
+        return sum(torch.outer(a[r] @ x_E, b[r] @ x_E) for r in range(rank)) / rank
 
-    q, k, v = ([made(x_E, which) for x_E in x_TE] for which in range(3))
+    q, k, v = ([made(x_E, which) for x_E in x_TE] for which in ("query", "key", "value"))
     rows = []
     for t in range(len(x_TE)):
         heads = []
@@ -105,9 +104,9 @@ def test_factors_are_drawn_by_xaviers_rule_each_as_one_matrix():
     mine = TensorProductAttention(256, 320, T, 5, **RANKS)
     with torch.no_grad():
         mine.initialise(0.02)
-    for weight, size in ((mine.W_a.weight, 5), (mine.W_b.weight, 64)):
-        factors = weight.split([5 * size, 2 * size, 3 * size])
-        for drawn, rank in zip(factors, (5, 2, 3), strict=True):
+    for factor, size in (("a", 5), ("b", 64)):
+        for which, rank in (("query", 5), ("key", 2), ("value", 3)):
+            drawn = mine.get_parameter(f"W_{which}_{factor}.weight")
             bound = math.sqrt(6 / (256 + rank * size))
             assert 0.98 * bound < drawn.abs().max() <= bound
             assert drawn.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)

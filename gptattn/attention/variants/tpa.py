@@ -30,10 +30,9 @@ class TensorProductAttention(SoftmaxAttention):
     and b of keys and values, (key_rank + value_rank) * (H + D) numbers per token. Raises ValueError
     for impossible sizes and ranks.
 
-    The weights of the queries' a are drawn as one matrix by Xavier's uniform rule, as are those of
-    their b, and those of keys and values. The authors' code applies the rule to views [d_in, H, C]
-    and [d_in, C, D], whose bounds are smaller by up to sqrt(C) for a and sqrt(D) for b, and starts
-    the output projection at 0; here that is drawn as in the other attentions.
+    The six matrices are drawn by Xavier's uniform rule. The authors' code applies it to their views
+    [d_in, H, C] and [d_in, C, D], whose bounds are smaller by up to sqrt(C) for a and sqrt(D) for
+    b, and starts the output projection at 0; here that is drawn as in the other attentions.
 
     Source: Zhang et al. 2025, arXiv:2501.06425, sec. 3; weights: appendix G; decoding: sec. 5.
     """
@@ -58,30 +57,36 @@ class TensorProductAttention(SoftmaxAttention):
         for name, rank in zip(("query_rank", "key_rank", "value_rank"), self.ranks, strict=True):
             if not 1 <= rank <= d_in:
                 raise ValueError(f"{name}={rank} does not fit; give 1 to {d_in}, the model's width")
-        self.W_a = Linear(d_in, sum(self.ranks) * num_heads, bias=False)
-        self.W_b = Linear(d_in, sum(self.ranks) * self.head_dim, bias=False)
+        # A matrix per factor, as in the paper: Muon orthogonalises each, and fused ones as a whole.
+        H, D = num_heads, self.head_dim
+        self.W_query_a, self.W_key_a, self.W_value_a = (
+            Linear(d_in, C * H, bias=False) for C in self.ranks
+        )
+        self.W_query_b, self.W_key_b, self.W_value_b = (
+            Linear(d_in, C * D, bias=False) for C in self.ranks
+        )
         self.out_proj = Linear(d_out, d_out, bias=out_bias)
 
     def initialise(self, std: float) -> None:
         super().initialise(std)
-        for weight in (*self._three(self.W_a.weight, 0), *self._three(self.W_b.weight, 0)):
-            nn.init.xavier_uniform_(weight)
-
-    def _three(self, x: Tensor, dim: int) -> Heads:
-        """Return the queries', keys' and values' parts of an axis that holds C factors of each."""
-        size = x.shape[dim] // sum(self.ranks)
-        q, k, v = x.split([C * size for C in self.ranks], dim)
-        return q, k, v
+        for layer in (self.W_query_a, self.W_key_a, self.W_value_a):
+            nn.init.xavier_uniform_(layer.weight)
+        for layer in (self.W_query_b, self.W_key_b, self.W_value_b):
+            nn.init.xavier_uniform_(layer.weight)
 
     def project(self, x_BTE: Tensor) -> Heads:
         """Return the factors b [B, C, T, D] of queries, keys and values, which positions rotate."""
-        return self._three(split_heads(self.W_b(x_BTE), sum(self.ranks)), 1)
+        C_q, C_k, C_v = self.ranks
+        b_q = split_heads(self.W_query_b(x_BTE), C_q)
+        b_k = split_heads(self.W_key_b(x_BTE), C_k)
+        return b_q, b_k, split_heads(self.W_value_b(x_BTE), C_v)
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
         b_q, b_k, b_v = self.encode(*self.project(x_BTE), shared)
-        a = zip(self._three(self.W_a(x_BTE), 2), self.ranks, strict=True)
+        C_q, C_k, C_v = self.ranks
+        a = self.W_query_a(x_BTE) / C_q, self.W_key_a(x_BTE) / C_k, self.W_value_a(x_BTE) / C_v
         # Tokens come last, because decoding multiplies rows of scores by rows of a.
-        a_q, a_k, a_v = ((a_BTX / C).mT.unsqueeze(3) for a_BTX, C in a)
+        a_q, a_k, a_v = (a_BTX.mT.unsqueeze(3) for a_BTX in a)
         return self._sum(a_q, b_q), {"a_k": a_k, "b_k": b_k, "a_v": a_v, "b_v": b_v}
 
     def cached(self) -> dict[str, Entry]:
