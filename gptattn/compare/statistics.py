@@ -350,53 +350,6 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
 
 
-def extrapolate(losses: Mapping[float, Sequence[float]]) -> tuple[float, float] | None:
-    """Return the fourth mean predicted from the first three, minus the measured one, and its error.
-
-    `losses` are those of `fit_curve`; of these budgets, the least, twice it, 4 and 8 times it. The
-    prediction is a power law of the compute beyond a delay: L = A (C - C0) ** -b. The standard
-    error is by the delta method. Return None without these four budgets, and for losses that no
-    such law has.
-    """
-    doublings = {spent: math.log2(spent / min(losses)) for spent in sorted(losses)}
-    compute = [spent for spent, twice in doublings.items() if abs(twice - round(twice)) < 0.01]
-    ratios = np.diff(np.log(compute))
-    if len(compute) != 4 or np.ptp(ratios) > 0.02:
-        return None
-    groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
-    means = np.array([own.mean() for own in groups])
-    errors = np.array([math.hypot(own.std(ddof=1) / len(own) ** 0.5, RATE_ERROR) for own in groups])
-    ratio = math.exp(ratios.mean())
-    try:
-        slopes = [
-            _predict_fourth(means + 1e-5 * unit, ratio)
-            - _predict_fourth(means - 1e-5 * unit, ratio)
-            for unit in np.eye(4)[:3]
-        ]
-        off = _predict_fourth(means, ratio) - means[3]
-    except ValueError:  # no such law
-        return None
-    slopes = np.array([*slopes, -2e-5]) / 2e-5
-    return float(off), float(np.sqrt((slopes**2 * errors**2).sum()))
-
-
-def _predict_fourth(means: NDArray[np.float64], ratio: float) -> float:
-    """Return the loss at ratio ** 3 by a delayed power law through those at the three before."""
-    from scipy.optimize import root_scalar
-
-    first, second = -np.diff(np.log(means[:3]))
-
-    def step(i: int, delay: float) -> float:
-        return math.log((ratio ** (i + 1) - delay) / (ratio**i - delay))
-
-    def differ(delay: float) -> float:
-        return second * step(0, delay) - first * step(1, delay)
-
-    # In units of the least compute. With a negative one, losses fall as if some had been spent.
-    delay = root_scalar(differ, bracket=(-1e3, 1 - 1e-12)).root
-    return float(means[2] * math.exp(-second * step(2, delay) / step(1, delay)))
-
-
 class Spread(NamedTuple):
     """A standard deviation over seeds, and its degrees of freedom."""
 
@@ -503,11 +456,10 @@ def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[flo
     """
     divided = np.divide(p_values, shares)
     order = np.argsort(divided)
-    corrected, highest = [1.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(divided) - rank) * divided[i]))
-        corrected[i] = highest
-    return corrected
+    corrected = np.empty(len(divided))
+    steps = divided[order] * np.arange(len(divided), 0, -1)
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, steps))
+    return corrected.tolist()
 
 
 def decide(p: float, found: Effective) -> str:

@@ -26,7 +26,6 @@ from gptattn.compare.statistics import (
     decide,
     difference_interval,
     effective_compute,
-    extrapolate,
     fit_curve,
     share_spread,
 )
@@ -334,14 +333,6 @@ def list_notes(track: Track) -> list[str]:
     apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     first = f"the baseline, {BASELINE}, at {steps}"
     last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
-    curve = {one.flops: [*one.losses.values()] for one in track.baseline.values()}
-    if found := extrapolate(curve):
-        off, error = found
-        last = [
-            "extrapolation: a power law of the compute beyond a delay, through the least budget "
-            f"and 2 and 4 times it, misses 8 times it by {off:+.4f} ± {error:.4f} (standard error)",
-            *last,
-        ]
     if not track.rows:
         return [first, *last]
     return [

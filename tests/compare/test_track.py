@@ -23,7 +23,6 @@ from gptattn.compare.statistics import (
     decide,
     difference_interval,
     effective_compute,
-    extrapolate,
     fit_curve,
     share_spread,
 )
@@ -106,29 +105,6 @@ def test_the_curves_error_is_that_of_the_mean_at_a_budget():
 def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
     with pytest.raises(DataError, match=f"track: .*{said}"):
         fit_curve(losses)
-
-
-def test_a_delayed_power_law_is_extrapolated_with_the_error_of_its_means():
-    for delay in (-2.0, 0.6):
-        law = {spent: 3.0 * (spent - delay) ** -0.2 for spent in (1, 2, 4, 8)}
-        exact = {spent: [loss] * 2 for spent, loss in law.items()}
-        assert extrapolate(exact)[0] == pytest.approx(0)
-    more = exact | {2**0.5: [9.0] * 2}  # a budget between them does not count
-    assert extrapolate(more) == extrapolate(exact)
-    generator = np.random.default_rng(3)
-
-    def draw(mean: float) -> list[float]:
-        moved = mean + RATE_ERROR * generator.normal()
-        return (moved + 0.01 * generator.normal(size=20)).tolist()
-
-    drawn = [extrapolate({spent: draw(loss) for spent, loss in law.items()}) for _ in range(500)]
-    assert np.std([off for off, _ in drawn]) == pytest.approx(
-        np.mean([error for _, error in drawn]), rel=0.1
-    )
-    assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)}) is None
-    assert extrapolate({spent: [law[spent]] * 2 for spent in (1, 2, 4)} | {16: [1.0] * 2}) is None
-    rising = {1: [3.0] * 2, 2: [2.0] * 2, 4: [2.5] * 2, 8: [1.0] * 2}
-    assert extrapolate(rising) is None
 
 
 def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
