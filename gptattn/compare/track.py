@@ -194,7 +194,8 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
                     left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
                     kept[key] = entry, True
                 continue
-            if not (why := _describe_mismatch(entry, [one for one, _ in kept.values()])):
+            why = _describe_mismatch(entry, [one for one, _ in kept.values()])
+            if not (why := why or _describe_seeds(entry)):
                 kept[key] = entry, is_shipped
                 continue
             if is_shipped and entry.is_baseline:
@@ -212,11 +213,6 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             continue
         if entry.steps not in baseline:
             why = f"the baseline has no {entry.steps:,} steps"
-            left_out.setdefault(why, []).append(entry.name)
-        elif len(entry.losses) not in LOOKS:
-            n, (first, second) = len(entry.losses), LOOKS
-            seeds = f"{n} seed{'s' * (n > 1)}"
-            why = f"{seeds}; an entry has {first} seeds, or {second} after the second stage"
             left_out.setdefault(why, []).append(entry.name)
         else:
             compared.append((entry, is_shipped))
@@ -266,6 +262,15 @@ def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
         if code:
             return f"other code ({', '.join(code[:3])})"
     return ""
+
+
+def _describe_seeds(entry: Entry) -> str:
+    """Return why an entry's number of seeds cannot be used; "" if it can."""
+    n, (first, second) = len(entry.losses), LOOKS
+    if entry.is_baseline or n in LOOKS:
+        return ""
+    seeds = f"{n} seed{'s' * (n > 1)}"
+    return f"{seeds}; an entry has {first} seeds, or {second} after the second stage"
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:

@@ -249,6 +249,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         entry("mla", 100, 3.0, NEW, regime={"batch_size": "4"}),
         entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "text": "other"}),
         entry("mine", 100, 9.0, NEW),  # one's own takes its place
+        entry("few", 100, 3.5, NEW),  # but not with too few seeds
     ]
     own = [
         entry("mine", 100, 3.0, NEW),
@@ -257,7 +258,8 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         entry("long", 300, 3.0, NEW),
     ]
     track = make_track(own, shipped)
-    assert [(row.entry.name, row.shipped) for row in track.rows] == [("mine", False)]
+    rows = [(row.entry.name, row.shipped) for row in track.rows]
+    assert rows == [("mine", False), ("few", True)]
     assert track.rows[0].verdict == "equivalent"
     assert track.left_out == {
         "other code (core)": ["old", "gqa"],
