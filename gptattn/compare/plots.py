@@ -285,8 +285,9 @@ def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
             layers = match[1].split(",")
             kinds = {*layers} - {BASELINE}
             if len(kinds) == 1 and BASELINE in layers:
-                share = layers.count(BASELINE) / len(layers)
-                found.setdefault(kinds.pop(), []).append((share, row))
+                depth = int(row.entry.regime["model.num_layers"])  # it may end within a round
+                full = sum(layers[i % len(layers)] == BASELINE for i in range(depth))
+                found.setdefault(kinds.pop(), []).append((full / depth, row))
     for row in track.rows:
         kind, _, rest = row.entry.name.partition(" ")
         if kind in found and rest in ("", "position=none"):

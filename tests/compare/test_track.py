@@ -167,7 +167,8 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
 def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
-    own = given | {"machine": "m", "code": {"core": "1"}, "regime": {"batch_size": "8"}} | others
+    regime = {"batch_size": "8", "model.num_layers": "8"}
+    own = given | {"machine": "m", "code": {"core": "1"}, "regime": regime} | others
     return Entry(name=name, steps=steps, losses=losses, **own)
 
 
@@ -230,12 +231,14 @@ def test_hybrids_are_drawn_by_their_share_of_full_layers():
         entry("pattern=[kda,mha]", 100, 2.9, NEW),
         entry("kda position=none", 100, 3.1, NEW),
     )
+    # Of eight layers, the second round of six has two, so one layer in eight is full.
+    eighth = entry("pattern=[kda,kda,kda,kda,kda,mha]", 100, 2.8, NEW)
     assert draw_hybrids(make_track([none], BASE)) is None
-    track = make_track([none, half, entry("mqa", 100, 3.1, NEW)], BASE)
+    track = make_track([none, half, eighth, entry("mqa", 100, 3.1, NEW)], BASE)
     found = find_hybrids(track)
-    assert {
-        kind: [(share, row.entry.name) for share, row in own] for kind, own in found.items()
-    } == {"kda": [(0.0, "kda position=none"), (0.5, "pattern=[kda,mha]")]}
+    assert {kind: [(share, row.entry) for share, row in own] for kind, own in found.items()} == {
+        "kda": [(0.0, none), (0.125, eighth), (0.5, half)]
+    }
     plot = draw_hybrids(track)
     assert plot is not None
     assert "kda" in plot.svg
@@ -246,7 +249,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
     shipped = [
         *BASE,
         entry("gqa", 100, 3.0, NEW, code={"core": "2", "gqa": "1"}),
-        entry("mla", 100, 3.0, NEW, regime={"batch_size": "4"}),
+        entry("mla", 100, 3.0, NEW, regime={"batch_size": "4", "model.num_layers": "8"}),
         entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "text": "other"}),
         entry("mine", 100, 9.0, NEW),  # one's own takes its place
         entry("few", 100, 3.5, NEW),  # but not with too few seeds
