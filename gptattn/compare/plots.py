@@ -272,7 +272,8 @@ def draw_hybrids(track: Track) -> Plot | None:
         below.set_ylim(bottom=0)
         caption = (
             "Above, the difference to the baseline, which has full attention in every layer, with "
-            "95% intervals; below, the cache's bytes over the baseline's."
+            "95% intervals; below, the cache's bytes over the baseline's. At a share of 0 is the "
+            "mechanism alone, with or without positions as in the table."
         )
         return _render(above, "hybrids", "Layers with and without full attention", caption)
 
@@ -281,7 +282,7 @@ def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
     """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
     found: dict[str, list[tuple[float, TrackRow]]] = {}
     for row in track.rows:
-        if (match := PATTERN.search(row.entry.name)) is not None:
+        if (match := PATTERN.fullmatch(row.entry.name)) is not None:
             layers = match[1].split(",")
             kinds = {*layers} - {BASELINE}
             if len(kinds) == 1 and BASELINE in layers:

@@ -172,17 +172,18 @@ class Track:
 def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     """Return the table of these entries and the shipped ones, as far as they can be compared.
 
-    Own entries take the place of shipped ones of the same name, and own runs decide what can be
-    compared, those of the baseline first. Raises DataError without a baseline at enough budgets,
-    and says why if the shipped one cannot be used.
+    Own entries take the place of shipped ones of the same name once they have all their seeds, and
+    decide what can be compared, those of the baseline first. Raises DataError without a baseline at
+    enough budgets, and says why if the shipped one cannot be used.
     """
     kept: dict[tuple[str, int, bool], tuple[Entry, bool]] = {}
+    begun: set[tuple[str, int, bool]] = set()  # own entries that still lack seeds
     left_out: dict[str, list[str]] = {}
     unlike = ""  # why the shipped baseline cannot be used
     for entries, is_shipped in ((own, False), (shipped, True)):
         for entry in sorted(entries, key=lambda entry: not entry.is_baseline):
             key = entry.name, entry.steps, entry.is_baseline
-            if key in kept:
+            if key in kept or (key in begun and not is_shipped):
                 if not is_shipped:
                     left_out.setdefault("a newer one has its name", []).append(entry.name)
                 elif (
@@ -195,7 +196,9 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
                     kept[key] = entry, True
                 continue
             why = _describe_mismatch(entry, [one for one, _ in kept.values()])
-            if not (why := why or _describe_seeds(entry)):
+            if not why and (why := _describe_seeds(entry)):
+                begun.add(key)
+            if not why:
                 kept[key] = entry, is_shipped
                 continue
             if is_shipped and entry.is_baseline:

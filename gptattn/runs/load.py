@@ -183,14 +183,12 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
 def count_caches(folder: Path, lengths: Sequence[int]) -> list[int]:
     """Return the bytes of one row's cache in half precision, of so many tokens each.
 
-    Windows stay as they are. Raises CheckpointError if the settings cannot be read.
+    A window that is a share of the context stays as long as in training. Raises CheckpointError if
+    the settings cannot be read.
     """
-    cfg, found = load_config(folder), []
-    for tokens in lengths:
-        sized = replace(cfg, model=replace(cfg.model, context_length=tokens, vocab_size=1))
-        with torch.device("meta"):
-            found.append(count_cache(build_model(sized, 1), tokens))
-    return found
+    with torch.device("meta"):
+        model = build_model(load_config(folder), 1)
+    return [count_cache(model, tokens) for tokens in lengths]
 
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:

@@ -234,7 +234,8 @@ def test_hybrids_are_drawn_by_their_share_of_full_layers():
     # Of eight layers, the second round of six has two, so one layer in eight is full.
     eighth = entry("pattern=[kda,kda,kda,kda,kda,mha]", 100, 2.8, NEW)
     assert draw_hybrids(make_track([none], BASE)) is None
-    track = make_track([none, half, eighth, entry("mqa", 100, 3.1, NEW)], BASE)
+    other = entry("pattern=[kda,mha] part=[gate]", 100, 2.9, NEW)
+    track = make_track([none, half, eighth, other, entry("mqa", 100, 3.1, NEW)], BASE)
     found = find_hybrids(track)
     assert {kind: [(share, row.entry) for share, row in own] for kind, own in found.items()} == {
         "kda": [(0.0, none), (0.125, eighth), (0.5, half)]
@@ -257,6 +258,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
     own = [
         entry("mine", 100, 3.0, NEW),
         entry("few", 100, 3.0, range(21, 23)),
+        entry("few", 100, 3.0, NEW),  # older
         entry("old", 100, 3.0, NEW, code={"core": "0"}),
         entry("long", 300, 3.0, NEW),
     ]
@@ -269,6 +271,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         "other settings (batch_size)": ["mla"],
         "another text": ["tpa"],
         "2 seeds; an entry has 3 seeds, or 8 after the second stage": ["few"],
+        "a newer one has its name": ["few"],
         "the baseline has no 300 steps": ["long"],
     }
     assert "left out: old, gqa: other code (core)" in list_notes(track)
@@ -296,17 +299,17 @@ def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
 
 
 def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_path):
-    assert start(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=8", "seed=21")) == 0
+    assert start(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=0.5", "seed=21")) == 0
     runs, _ = read_runs([tmp_path])
     assert find_shipped(runs) is None
     moved = replace(runs[0], folder=tmp_path / "track_gate" / "gqa_s21_123456")
     assert find_shipped([moved]) == SHIPPED["track_gate"]
     (found,) = read_entries(runs, count_caches)
-    assert "gqa attn.window=8" in found.name
+    assert "gqa attn.window=0.5" in found.name
     assert found.regime["text"] == runs[0].settings["text"]
     assert found.losses == {21: runs[0].metrics["val/bits_per_byte"]}
     assert not found.is_baseline
-    # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values, in a window of 8.
+    # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values; windows of 8 tokens.
     assert found.caches == [2 * 2 * 4 * 2 * 8] * 2
     assert found.flops == runs[0].metrics["cost/flops_per_token"] * found.steps * 4 * 16
 

@@ -2,8 +2,8 @@
 
 In the paper's letters, a token writes x dt with B and reads with C: decayed linear attention with
 q = C, k = B, v = x dt and g = dt A, plus D x. The recurrence is in `attention/recurrence.py`.
-Letters beside the usual ones: D state size, V value size of a head, C channels of all heads, G
-groups of heads that share B and C.
+Letters beside the usual ones: H heads of values, D state size, V value size of a head, C channels
+of all heads, G groups of heads that share B and C.
 """
 
 import torch
@@ -33,11 +33,13 @@ class Mamba2(RecurrentAttention):
     Values have `expand` times d_out channels, in heads of `head_dim`; None: d_out / num_heads, so
     there are `expand` times num_heads. They share queries and keys in `groups`. `state_size` None:
     2 * head_dim, as the paper's 128 with heads of 64. With `expand` 2 and one group:
-    6 d^2 + 2 d (state_size + H) weights and (2 d + 2 state_size) (conv_size + 1) + 6 H + 2 d small
-    ones. It needs no position, and has no dropout, as in the paper. `conv_size` None or 0: no
-    convolution. Raises ValueError for impossible sizes.
+    6 d^2 + 2 d (state_size + num_heads) weights and
+    (2 d + 2 state_size) (conv_size + 1) + 6 num_heads + 2 d small ones. It needs no position, and
+    has no dropout, as in the paper. `conv_size` None or 0: no convolution. Raises ValueError for
+    impossible sizes.
 
-    Source: Dao and Gu 2024, arXiv:2405.21060, sec. 7; initial values as in the authors' code.
+    Source: Dao and Gu 2024, arXiv:2405.21060, sec. 7; initial values as in the authors' code,
+    except for the projections, which start as in the other attentions.
     """
 
     def __init__(
