@@ -229,7 +229,7 @@ def draw_track(track: Track) -> Plot:
         axes.set_ylim(len(labels) - 0.4, -0.6)
         low, high = min(axes.get_xlim()[0], 0.88), max(axes.get_xlim()[1], 1.14)
         axes.set_xlim(low, high)  # ticks on both sides of 1
-        ticks = COARSE if high > 4 * low else sorted({*COARSE, *FINE})
+        ticks = COARSE if high > 5 * low else sorted({*COARSE, *FINE})
         axes.set_xticks([x for x in ticks if low <= x <= high])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
