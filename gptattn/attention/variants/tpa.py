@@ -57,7 +57,7 @@ class TensorProductAttention(SoftmaxAttention):
         for name, rank in zip(("query_rank", "key_rank", "value_rank"), self.ranks, strict=True):
             if not 1 <= rank <= d_in:
                 raise ValueError(f"{name}={rank} does not fit; give 1 to {d_in}, the model's width")
-        # A matrix per factor, as in the paper: Muon orthogonalises each, and fused ones as a whole.
+        # A matrix per factor, as in the paper: Muon would orthogonalise a fused one as a whole.
         H, D = num_heads, self.head_dim
         self.W_query_a, self.W_key_a, self.W_value_a = (
             Linear(d_in, C * H, bias=False) for C in self.ranks
