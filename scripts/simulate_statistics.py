@@ -19,12 +19,9 @@ from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import (
-    LOOKS,
     Effective,
-    correct_holm,
-    decide,
-    effective_compute,
     fit_curve,
+    judge,
     share_spread,
 )
 from gptattn.compare.table import markdown_table
@@ -203,13 +200,8 @@ def _look(
     budgets = {compute: own.tolist() for compute, own in base.items()}
     entries = [own.tolist() for own in losses]
     spreads = share_spread([budgets[1.0], *entries])[1:]
-    curve = fit_curve(budgets)
-    found = [
-        effective_compute(own, 1.0, curve, spread, LOOKS[len(own)])
-        for own, spread in zip(entries, spreads, strict=True)
-    ]
-    corrected = correct_holm([one.p for one in found], [LOOKS[len(own)] for own in entries])
-    return [decide(p, one) for p, one in zip(corrected, found, strict=True)], found, corrected
+    found, corrected, verdicts = judge(entries, [1.0] * len(entries), fit_curve(budgets), spreads)
+    return verdicts, found, corrected
 
 
 def print_tracks(tables: int) -> None:

@@ -1,6 +1,6 @@
 """Measures the speed of the attention track's entries, and writes it into their files.
 
-python scripts/track_speeds.py [benchmarks/track] [--rounds 5]: training steps of all entries take
+python scripts/track_speeds.py [benchmarks/track] [--rounds 7]: training steps of all entries take
 turns on one thread, in a new random order each round. The runs that gave the losses shared a
 machine, or ran on several.
 """
@@ -55,7 +55,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=SHIPPED["track"])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     set_threads(1)
     entries = read_shipped(args.folder)
@@ -65,9 +65,12 @@ def main() -> None:
     for name, own in sorted(seconds.items(), key=lambda item: median(item[1])):
         print(f"{name}: {ratio(seconds[BASELINE], own):.3f} of {BASELINE} ± {spread(own):.1%}")
     machine = device_name(torch.device("cpu"))
-    speeds = {name: built[name][1].numel() / median(own) for name, own in seconds.items()}
+    speeds = {
+        name: [round(base / one, 4) for base, one in zip(seconds[BASELINE], own, strict=True)]
+        for name, own in seconds.items()
+    }
     write_shipped(
-        [msgspec.structs.replace(e, speed=speeds[e.name], machine=machine) for e in entries],
+        [msgspec.structs.replace(e, speeds=speeds[e.name], machine=machine) for e in entries],
         args.folder,
     )
 

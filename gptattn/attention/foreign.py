@@ -1,10 +1,12 @@
 """Any causal `nn.Module` as an attention: what it lacks is done for it here."""
 
 import copy
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptattn.attention.base import Attention, Shared
@@ -14,9 +16,10 @@ from gptattn.attention.cache import Cache, Entry, TokenCache, new_token_cache
 class ForeignAttention(Attention):
     """A module that maps x [B, T, d_in] to y [B, T, d_out], causally, and knows nothing of caches.
 
-    It decodes by running over the whole prefix again, and its FLOPs are those that torch counts.
-    A module may have `initialise(std)` and `out_proj`, as an `Attention` does; otherwise its Linear
-    weights are drawn like those of every attention, and its other parameters stay as constructed.
+    It decodes by running over the whole prefix again. A module may have `initialise(std)`,
+    `out_proj` and `flops(T, S)`, as an `Attention` does; otherwise its Linear weights are drawn
+    like those of every attention, its other parameters stay as constructed, and its FLOPs are
+    counted.
     """
 
     decodes_from_cache: ClassVar[bool] = False
@@ -57,10 +60,15 @@ class ForeignAttention(Attention):
         return new_token_cache(entries, batch, capacity, like.dtype, like.device)
 
     def flops(self, T: int, S: int) -> int:
-        """Return what torch counts over S tokens, without the weights of Linear layers.
+        """Return the FLOPs over S tokens, without the weights of Linear layers.
 
-        It counts matrix products, convolutions and attention in full, masked pairs included.
+        torch counts matrix products and convolutions. Of attention, the pairs that
+        `F.scaled_dot_product_attention(..., is_causal=True)` leaves out do not count; pairs that a
+        mask hides do.
         """
+        own = getattr(self.module, "flops", None)
+        if own is not None:
+            return own(T, S)
         linear = sum(m.weight.numel() for m in self.module.modules() if isinstance(m, nn.Linear))
         return self._count_flops(S) - 2 * T * linear
 
@@ -69,10 +77,11 @@ class ForeignAttention(Attention):
             module = copy.deepcopy(self.module).to_empty(device=device)
             like = next(module.parameters(), torch.empty(0))
             x = torch.zeros(1, tokens, self.d_in, dtype=like.dtype, device=device)
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
+            pairs = _CountPairs()
+            with FlopCounterMode(display=False) as counter, pairs, torch.no_grad():
                 try:
                     module(x)
-                    return counter.get_total_flops()
+                    return counter.get_total_flops() + pairs.flops
                 except RuntimeError:  # also what a meta tensor raises for its missing values
                     if device == "cpu":
                         raise
@@ -88,3 +97,29 @@ class ForeignAttention(Attention):
     def residual_writer(self) -> nn.Linear | None:
         writer = getattr(self.module, "out_proj", None)
         return writer if isinstance(writer, nn.Linear) else None
+
+
+class _CountPairs(TorchFunctionMode):
+    """Counts attention by the pairs it needs; torch counts all of them, or none on a CPU."""
+
+    flops = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            func = self._attend
+        return func(*args, **kwargs or {})
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        T, S = query.shape[-2], key.shape[-2]
+        pairs = T * (T + 1) // 2 if is_causal else T * S
+        self.flops += 2 * query[..., 0, 0].numel() * pairs * (query.shape[-1] + value.shape[-1])
+        return query.new_zeros(*query.shape[:-1], value.shape[-1])

@@ -211,7 +211,7 @@ def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     budgets = [one.flops for one in track.baseline.values()]
     with rc_context(STYLE):
-        labels = [_label(_shorten_pattern(row.entry.label)) for row in track.rows]
+        labels = [_shorten_pattern(row.entry.label) for row in track.rows]
         figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(1, color=INK, linewidth=1)
@@ -282,7 +282,7 @@ def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
     """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
     found: dict[str, list[tuple[float, TrackRow]]] = {}
     for row in track.rows:
-        if (match := PATTERN.fullmatch(row.entry.name)) is not None:
+        if (match := PATTERN.fullmatch(row.entry.name)) is not None and row.entry.caches:
             layers = match[1].split(",")
             kinds = {*layers} - {BASELINE}
             if len(kinds) == 1 and BASELINE in layers:

@@ -305,6 +305,10 @@ NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
 # baseline (docs/track.md, "How it is computed").
 RATE_ERROR = 0.0025
 MIN_BUDGETS = 3
+TRAIN_BASELINE = (
+    "train it with experiment=track_baseline, or at the gate with "
+    "experiment=track_gate attn=mha budget.steps=800,1600,3200"
+)
 GRID = 2_000  # points of the curve
 
 
@@ -333,8 +337,7 @@ def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
     if len(groups) < MIN_BUDGETS or min(map(len, groups)) < 2:
         raise DataError(
             "track",
-            f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each; train it with "
-            "experiment=track_baseline",
+            f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each; {TRAIN_BASELINE}",
         )
     if (np.diff(means) >= 0).any():
         raise DataError("track", "the baseline's loss does not fall with its budget")
@@ -434,6 +437,22 @@ def effective_compute(
         min(1.0, 2 * float(stdtr(spread.degrees, min(t_at(NEGLIGIBLE), -t_at(1 / NEGLIGIBLE))))),
         t_at(1 / MARGIN) <= -one and t_at(MARGIN) >= one,
     )
+
+
+def judge(
+    losses: Sequence[Sequence[float]],
+    flops: Sequence[float],
+    curve: Curve,
+    spreads: Sequence[Spread],
+) -> tuple[list[Effective], list[float], list[str]]:
+    """Return each entry's effective compute, its p corrected over all entries, and its verdict."""
+    shares = [LOOKS[len(own)] for own in losses]
+    found = [
+        effective_compute(own, spent, curve, spread, share)
+        for own, spent, spread, share in zip(losses, flops, spreads, shares, strict=True)
+    ]
+    corrected = correct_holm([one.p for one in found], shares)
+    return found, corrected, [decide(p, one) for p, one in zip(corrected, found, strict=True)]
 
 
 def difference_interval(

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from gptattn.compare.curves import read_curves
 from gptattn.compare.finished_runs import Run
@@ -20,26 +21,28 @@ from gptattn.compare.setting_differences import RATE, WIDTH
 from gptattn.compare.statistics import (
     LOOKS,
     MIN_BUDGETS,
+    NEGLIGIBLE,
+    TRAIN_BASELINE,
     Effective,
     Interval,
-    correct_holm,
-    decide,
     difference_interval,
-    effective_compute,
     fit_curve,
+    judge,
     share_spread,
+    t_interval,
 )
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import BITS, FLOPS, PARAMS, SPEED
+from gptattn.runs.metrics import BITS, FLOPS, PARAMS
 
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
 Ratio = tuple[float, Interval]
-OWN = re.compile(r"\+*(attn|recipe|part|pattern|layers|position)\b")  # what an entry may set
+KINDS = ("attn", "recipe", "pattern", "layers", "part", "position")  # what an entry may set
+OWN = re.compile(rf"\+*({'|'.join(KINDS)})\b")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -50,13 +53,14 @@ class Entry(msgspec.Struct, frozen=True):
     losses: dict[int, float]  # seed -> bits per byte of the held-out text
     flops: float  # of the whole training
     params: int
-    caches: list[int]  # bytes of one row in half precision, at CONTEXTS
+    caches: list[int] | None  # bytes of one row in half precision, at CONTEXTS; None: no cache
     rate: float
-    speed: float | None  # training tokens/s; None: other runs shared the machine
-    machine: str
     code: dict[str, str]  # module -> hash, of those that the result depends on
     regime: dict[str, str]  # the settings that all entries share
     curve: list[tuple[int, float]] = []  # (step, training loss in nats) of the first seed
+    # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
+    speeds: list[float] = []
+    machine: str = ""  # that measured them
 
     @property
     def loss(self) -> float:
@@ -75,7 +79,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def read_entries(
-    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int]]
+    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
 ) -> list[Entry]:
     """Return the entries that the runs make, the newest first.
 
@@ -87,7 +91,7 @@ def read_entries(
     groups: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -run.finished):
         typed = RunFolder(run.folder).read_settings()["overrides"]
-        name = " ".join(o.removeprefix("attn=") for o in typed if OWN.match(o)) or BASELINE
+        name = name_entry(typed)
         of_baseline = name == BASELINE and run.seed in BASELINE_SEEDS
         key = name, of_baseline, run.steps, tuple(run.settings.items()), run.code
         groups.setdefault(key, []).append(run)
@@ -97,10 +101,21 @@ def read_entries(
     ]
 
 
-def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
+def name_entry(typed: Sequence[str]) -> str:
+    """Return the overrides that make the attention, in one order, however they were typed."""
+    found = [(one.lstrip("+"), match) for one in typed if (match := OWN.match(one))]
+    # attn=gqa comes before attn.window=64.
+    own = sorted((KINDS.index(match[1]), one[len(match[1])] == ".", one) for one, match in found)
+    words = [one.removeprefix("attn=") for _, _, one in own]
+    layers = tuple(f"{kind}=" for kind in KINDS[:4])
+    if not any(one.startswith(layers) for _, _, one in own):
+        words.insert(0, BASELINE)
+    return " ".join(words)
+
+
+def _make_entry(name: str, runs: Sequence[Run], caches: list[int] | None) -> Entry:
     first = runs[0]
     rows, length = (int(first.settings[key]) for key in ("batch_size", "model.context_length"))
-    speeds = [run.metrics[SPEED] for run in runs if SPEED in run.metrics]
     train = read_curves(first.folder)[0].train
     train = train.iloc[:: max(1, math.ceil(len(train) / POINTS))]
     return Entry(
@@ -111,8 +126,6 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int]) -> Entry:
         params=round(first.metrics[PARAMS]),
         caches=caches,
         rate=float(first.settings[RATE]),
-        speed=median(speeds) if len(speeds) == len(runs) else None,
-        machine=first.environment.get("device", "?"),
         code={**first.provenance.code} if first.provenance else {},
         regime={
             key: value
@@ -207,8 +220,8 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
             left_out.setdefault(why, []).append(name)
     baseline = {entry.steps: entry for entry, _ in kept.values() if entry.is_baseline}
     if unlike and len(baseline) < MIN_BUDGETS:
-        yours = "train yours with experiment=track_baseline"
-        raise DataError("track", f"the shipped baseline cannot be used ({unlike}); {yours}")
+        why = f"the shipped baseline cannot be used ({unlike})"
+        raise DataError("track", f"{why}; {TRAIN_BASELINE}")
     curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
     compared: list[tuple[Entry, bool]] = []
     for entry, is_shipped in kept.values():
@@ -220,31 +233,18 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         else:
             compared.append((entry, is_shipped))
     beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
-    groups = [[*one.losses.values()] for one in (*beside.values(), *(e for e, _ in compared))]
+    losses = [[*entry.losses.values()] for entry, _ in compared]
+    groups = [[*one.losses.values()] for one in beside.values()] + losses
     spreads = share_spread(groups)[len(beside) :] if compared else []
-
-    found: list[Effective] = []
-    differences: list[tuple[float, Interval]] = []
-    shares = [LOOKS[len(entry.losses)] for entry, _ in compared]
-    for (entry, _), spread, share in zip(compared, spreads, shares, strict=True):
-        losses, base = [*entry.losses.values()], [*baseline[entry.steps].losses.values()]
-        found.append(effective_compute(losses, entry.flops, curve, spread, share))
-        differences.append(difference_interval(losses, base, spread))
-    corrected = correct_holm([one.p for one in found], shares)
-    rows = [
-        Row(
-            entry,
-            is_shipped,
-            *difference,
-            effective,
-            p,
-            decide(p, effective),
-            _effective_time(entry, baseline[entry.steps], effective),
-        )
-        for (entry, is_shipped), difference, effective, p in zip(
-            compared, differences, found, corrected, strict=True
-        )
-    ]
+    judged = judge(losses, [entry.flops for entry, _ in compared], curve, spreads)
+    rows: list[Row] = []
+    for (entry, is_shipped), own, spread, effective, p, verdict in zip(
+        compared, losses, spreads, *judged, strict=True
+    ):
+        base = baseline[entry.steps]
+        difference = difference_interval(own, [*base.losses.values()], spread)
+        time = _effective_time(entry, base, effective)
+        rows.append(Row(entry, is_shipped, *difference, effective, p, verdict, time))
     most = max((spread.degrees for spread in spreads), default=0)
     own_spread = [
         e.name for (e, _), one in zip(compared, spreads, strict=True) if one.degrees < most
@@ -277,11 +277,21 @@ def _describe_seeds(entry: Entry) -> str:
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
-    if entry.speed is None or base.speed is None or entry.machine != base.machine:
+    """The effective compute times the ratio of FLOPs per second, with the errors of both."""
+    speeds = t_interval(np.log(entry.speeds))
+    if speeds is None:
         return None
-    scale = entry.flops / base.flops * entry.speed / base.speed
+    value, centre = effective.value, fmean(speeds)
+    scale = entry.flops / base.flops * math.exp(centre)
+
+    def widen(end: float) -> float:
+        if not (0 < end < math.inf and 0 < value < math.inf):
+            return end
+        half = math.hypot(math.log(end / value), speeds[1] - centre)
+        return value * math.exp(math.copysign(half, end - value))
+
     low, high = effective.interval
-    return effective.value * scale, (low * scale, high * scale)
+    return value * scale, (widen(low) * scale, widen(high) * scale)
 
 
 HEADINGS = (
@@ -320,7 +330,9 @@ def _first_cells(entry: Entry) -> list[str]:
 
 
 def _last_cells(entry: Entry) -> list[str]:
-    return [*(f"{held:,}" for held in entry.caches), f"{entry.params:,}"]
+    held = entry.caches
+    caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
+    return [*caches, f"{entry.params:,}"]
 
 
 def _ratio_words(ratio: Ratio) -> str:
@@ -348,17 +360,20 @@ def list_notes(track: Track) -> list[str]:
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
-        f"p: that the effective compute is within 1% of 1, corrected over {count} (Holm) and "
-        f"two looks; all rows share one standard deviation over seeds{apart} (Levene's test)",
+        f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
+        f"over {count} (Holm) and two looks; all rows share one standard deviation over "
+        f"seeds{apart} (Levene's test)",
         "equivalent: within 5% of the compute, by two tests at 5%, of each row alone; a row with "
         + " and with ".join(
             f"{n} seeds may err in {share:.0%} of it" for n, share in LOOKS.items()
         ),
         *(
-            f"time: the baseline's time to the same loss over the entry's, on {machine}; no "
-            "verdict depends on it"
+            "time: the baseline's time to the same loss over the entry's, measured on "
+            f"{machine} by scripts/track_speeds.py; no verdict depends on it"
             for machine in dict.fromkeys(r.entry.machine for r in track.rows if r.time is not None)
         ),
+        f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
+        "tokens; lr: the rate that its trials chose",
         "* trained here; the others are shipped",
         *last,
     ]

@@ -17,7 +17,7 @@ from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.source_code import hash_of
-from gptattn.model.cost import count_cache
+from gptattn.model.cost import count_cache, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
@@ -180,14 +180,16 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
     return replace(cfg, allow_targets=list(allow_targets))
 
 
-def count_caches(folder: Path, lengths: Sequence[int]) -> list[int]:
+def count_caches(folder: Path, lengths: Sequence[int]) -> list[int] | None:
     """Return the bytes of one row's cache in half precision, of so many tokens each.
 
-    A window that is a share of the context stays as long as in training. Raises CheckpointError if
-    the settings cannot be read.
+    None if a layer has no cache. A window that is a share of the context stays as long as in
+    training. Raises CheckpointError if the settings cannot be read.
     """
     with torch.device("meta"):
         model = build_model(load_config(folder), 1)
+    if measure_cost(model).kv_bytes_per_token is None:
+        return None
     return [count_cache(model, tokens) for tokens in lengths]
 
 

@@ -32,6 +32,7 @@ from gptattn.compare.track import (
     list_cells,
     list_notes,
     make_track,
+    name_entry,
     read_entries,
     read_shipped,
     write_shipped,
@@ -166,9 +167,9 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
 
 def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
-    given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01, "speed": 50.0}
+    given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01}
     regime = {"batch_size": "8", "model.num_layers": "8"}
-    own = given | {"machine": "m", "code": {"core": "1"}, "regime": regime} | others
+    own = given | {"code": {"core": "1"}, "regime": regime} | others
     return Entry(name=name, steps=steps, losses=losses, **own)
 
 
@@ -179,7 +180,7 @@ NEW = range(21, 24)
 
 
 def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
-    worse = entry("mqa", 100, 4.0, NEW, speed=100.0)
+    worse = entry("mqa", 100, 4.0, NEW, speeds=[2.0, 2.0], machine="m")
     better = entry("mine", 100, 2.5, NEW, flops=2e8, caches=[0, 0])
     track = make_track([worse, better], BASE)
     assert [row.entry.name for row in track.rows] == ["mine", "mqa"]
@@ -191,7 +192,15 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     assert track.rows[1].time is not None
     assert track.rows[1].time[0] == pytest.approx(0.5 * 2, rel=0.01)
     assert track.rows[1].time[1] == pytest.approx(np.multiply(2, track.rows[1].effective.interval))
-    assert "over the entry's, on m; no" in "".join(list_notes(track))
+    # Speeds of 2 and 8 are 4 in the middle, times exp(12.706 log(2)): Student's t, one degree.
+    (spread,) = make_track([changed(better, speeds=[2.0, 8.0], machine="m")], BASE).rows
+    value, ends = spread.effective.value, spread.effective.interval
+    assert spread.time is not None
+    assert spread.time[0] == pytest.approx(2 * 4 * value)
+    halves = [math.hypot(math.log(end / value), 12.706 * math.log(2)) for end in ends]
+    expected = [2 * 4 * value * math.exp(sign * h) for sign, h in zip((-1, 1), halves, strict=True)]
+    assert spread.time[1] == pytest.approx(expected, rel=1e-3)
+    assert "entry's, measured on m by" in "".join(list_notes(track))
     heading, base, *rows = list_cells(track)
     assert heading == [*HEADINGS]
     assert base[:2] == ["mha", "12"]
@@ -312,6 +321,21 @@ def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_p
     # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values; windows of 8 tokens.
     assert found.caches == [2 * 2 * 4 * 2 * 8] * 2
     assert found.flops == runs[0].metrics["cost/flops_per_token"] * found.steps * 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        (["seed=1"], "mha"),
+        (["part=[gate]"], "mha part=[gate]"),
+        (["part=[gate]", "attn=mha"], "mha part=[gate]"),
+        (["position=none", "+attn.window=8", "attn=gqa"], "gqa attn.window=8 position=none"),
+        (["attn.window=8"], "mha attn.window=8"),
+        (["position=rope", "recipe=gemma3"], "recipe=gemma3 position=rope"),
+    ],
+)
+def test_an_entry_has_one_name_in_whatever_order_it_is_typed(typed, name):
+    assert name_entry(typed) == name
 
 
 def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, monkeypatch, capfd):

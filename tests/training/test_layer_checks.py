@@ -7,8 +7,10 @@ from typing import Any
 import broken_layers
 import pytest
 import torch
+import torch.nn.functional as F
 from building import menu, settings, slow_but
 from support import process_state, tiny
+from torch import Tensor, nn
 
 from gptattn.attention.foreign import ForeignAttention
 from gptattn.errors import ConfigError, ForeignError
@@ -117,6 +119,31 @@ def test_the_flops_of_a_foreign_module_are_counted_by_hand():
     assert attention.flops(16, 16) == 2 * 2 * 16 * 16 * 64 + 2 * 16 * 3 * 64 * 64
     cost = measure_cost(build_model(foreign("Mixer"), 13))
     assert cost.kv_bytes_per_token is None
+
+
+class Causal(nn.Module):
+    """Attention on one row of two heads of 4 numbers, by torch's function or by a mask."""
+
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        self.given = {"attn_mask": torch.ones(16, 16).tril()} if masked else {"is_causal": True}
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads, **self.given)
+
+
+def test_pairs_that_torch_leaves_out_are_not_counted():
+    # Of 16 x 16 pairs 136 are causal; 4 numbers in a score and 4 in a sum, in two heads.
+    for masked, pairs in ((False, 136), (True, 256)):
+        attention = ForeignAttention(Causal(masked=masked), 8, 8, 16)
+        assert attention.flops(16, 16) == 2 * 2 * pairs * (4 + 4)
+
+
+def test_a_plain_module_may_count_its_own_flops():
+    module = Causal(masked=True)
+    module.flops = lambda T, S: 5 * T * S
+    assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 5 * 256
 
 
 def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path):

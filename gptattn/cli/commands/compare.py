@@ -139,6 +139,9 @@ def _report_track(
     )
     from gptattn.runs.load import count_caches
 
+    for option in ("baseline", "split", "board"):
+        if getattr(args, option):
+            raise ConfigError(f"--{option}", "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
         f"open: {one}" for one in describe_open_sweeps(args.folders)
     ]:
@@ -161,8 +164,10 @@ def _report_track(
     if args.ship:
         trained = {entry.name for entry in own}
         known = [*track.baseline.values(), *(row.entry for row in track.rows)]
-        write_shipped([entry for entry in known if entry.name in trained], shipped)
-        print(f"shipped: {shipped}")
+        chosen = [entry for entry in known if entry.name in trained]
+        write_shipped(chosen, shipped)
+        names = ", ".join(dict.fromkeys(entry.name for entry in chosen))
+        print(f"shipped to {shipped}: {names or 'nothing'}")
 
 
 def _print(comparison: "Comparison") -> None:
