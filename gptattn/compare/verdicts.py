@@ -189,8 +189,8 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
         elif metric == PARAMS and change:
             words.append(f"has {change} parameters")
         elif change:
-            whole = any(run.uncached for run in row.runs)  # a module of others, counted by torch
-            words.append(f"takes {change} FLOPs per token{', masked pairs included' * whole}")
+            whole = any(run.uncached for run in row.runs)  # a module of others
+            words.append(f"takes {change} FLOPs per token{', as torch counts them' * whole}")
     if row.speed is not None:
         ratio, (low, high) = row.speed
         if not low <= 1 <= high and f"{ratio:.2f}" != "1.00":

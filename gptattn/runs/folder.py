@@ -224,9 +224,9 @@ def find_begun(home: Path) -> list[RunFolder]:
     return _sort_by_age(home.glob(f"*/{CONFIG}"))
 
 
-def find_done(home: Path, levels: int = 1) -> list[RunFolder]:
-    """Return the runs that are done, `levels` folders below `home`, oldest summary first."""
-    return _sort_by_age(home.glob("*/" * levels + SUMMARY))
+def find_done(home: Path) -> list[RunFolder]:
+    """Return the runs in this folder that are done, oldest summary first."""
+    return _sort_by_age(home.glob(f"*/{SUMMARY}"))
 
 
 def _sort_by_age(files: Iterable[Path]) -> list[RunFolder]:

@@ -4,11 +4,11 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gptattn.errors import CheckpointError, lacks_memory
@@ -31,14 +31,13 @@ def explain_read_errors(file: Path) -> Iterator[None]:
         raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
 
 
-def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Return the named tensors of the file, or all. Raises CheckpointError as `reading` does.
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of the file by name. Raises CheckpointError as `reading` does.
 
     They are memory-mapped: names, dtypes and shapes can be checked before the values are read.
     """
-    with explain_read_errors(file), safe_open(file, framework="pt") as found:
-        wanted = found.keys() if names is None else names
-        return {name: found.get_tensor(name) for name in wanted}
+    with explain_read_errors(file):
+        return load_file(file)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:

@@ -78,24 +78,3 @@ def _list_values(override: Override) -> list[str]:
     if not found:
         raise ConfigError(override.key_or_group, "has no value; give one or more")
     return found
-
-
-def set_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
-    """Return the jobs with each of these seeds in place of their own."""
-    seedless = {
-        (tuple(o for o in job.overrides if not re.match(r"\+*seed=", o)), job.variant): None
-        for job in jobs
-    }
-    return [
-        Job([*overrides, f"seed={seed}"], variant)
-        for overrides, variant in seedless
-        for seed in seeds
-    ]
-
-
-def count_parameters(d_model: int, num_layers: int) -> int:
-    """Return the weights in the blocks of a GPT with multi-head attention, without biases.
-
-    Source: Kaplan et al. 2020, arXiv:2001.08361, sec. 2.1.
-    """
-    return 12 * num_layers * d_model**2

@@ -21,12 +21,11 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.layers import quote
-from gptattn.sweep.design import describe_design
-from gptattn.sweep.jobs import Job, list_jobs, set_seeds
+from gptattn.sweep.jobs import Job, list_jobs
 from gptattn.sweep.plan import DIVERGED, Plan, find_runs, plan_jobs
 from gptattn.sweep.progress import print_end, print_plan
 from gptattn.sweep.stages import Results, Stage, Stages, share_machine
-from gptattn.sweep.tuning import Tune, read_tune, set_rate, tune_stage
+from gptattn.sweep.tuning import SEED, Tune, read_tune, set_rate, tune_stage
 from gptattn.sweep.until import Until
 
 
@@ -77,8 +76,11 @@ def plan_stages(
         title = "stage 2 of 2  each variant at its best learning rate"
     results = (yield Stage(plans, title)) if plans else {}
     if until is not None and (later := until.decide(plans, results, tune and tune.seed)):
-        rated = [Job(one.overrides) for one in plans]
-        more = plan(set_seeds(rated, max(later.values(), key=len)), home)
+        seedless = dict.fromkeys(
+            tuple(o for o in one.overrides if not SEED.match(o)) for one in plans
+        )
+        seeds = max(later.values(), key=len)
+        more = plan([Job([*own, f"seed={seed}"]) for own in seedless for seed in seeds], home)
         yield Stage(
             [one for one in more if one.cfg.seed in later.get(variant_key(asdict(one.cfg)), ())]
         )
@@ -116,9 +118,6 @@ def _run_stages(
             print_plan(console, home, len(stage.plans), len(results), found)
             why = ""
             if todo:
-                if stage.counts and config.sweep.until is None:
-                    for line in describe_design(stage.plans):
-                        console.print(line, markup=False, soft_wrap=True)
                 new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
                 check_room(home, sum(plan.bytes_on_disk for plan in new))
                 write_planned(home, sorted(str(folder.relative_to(home)) for folder in planned))

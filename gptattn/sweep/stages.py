@@ -7,11 +7,11 @@ from pathlib import Path
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.config import TrainConfig
-from gptattn.sweep.jobs import count_parameters
 from gptattn.sweep.plan import Plan
 
 # Work of a training step (blocks' parameters times tokens) that one core does about as fast as
-# several: up to model=nano with its default batch.
+# several: up to model=nano with its default batch. Parameters as in Kaplan et al. 2020,
+# arXiv:2001.08361, sec. 2.1.
 SMALL_STEP = 2e10
 
 
@@ -49,7 +49,7 @@ def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
             "sweep.jobs", f"{asked} runs at once{needs} are too many here; give at most {most}"
         )
     work = max(
-        count_parameters(one.model.d_model, one.model.num_layers)
+        (12 * one.model.num_layers * one.model.d_model**2)
         * (one.batch_size // one.accumulate)
         * one.model.context_length
         for one in cfgs

@@ -64,7 +64,6 @@ def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path):
     names = [run.path.name for run in find_done(tmp_path / "sweep")]
     assert names == ["c", "a", "b"]
     assert [run.path.name for run in find_begun(tmp_path / "sweep")] == ["b", "a", "c"]
-    assert [run.path.name for run in find_done(tmp_path, levels=2)] == names
     assert find_done(tmp_path) == find_begun(tmp_path) == find_done(tmp_path / "none") == []
 
 
