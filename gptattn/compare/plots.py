@@ -263,7 +263,8 @@ def draw_hybrids(track: Track) -> Plot | None:
             half = [(row.interval[1] - row.interval[0]) / 2 for row in rows]
             means = [*(row.difference for row in rows), 0.0]
             above.errorbar([*shares, 1.0], means, yerr=[*half, 0.0], elinewidth=1, **style)
-            caches = [row.entry.caches[-1] / base.caches[-1] for row in rows]
+            held = [one.caches or [0] for one in (base, *(row.entry for row in rows))]
+            caches = [one[-1] / held[0][-1] for one in held[1:]]
             below.plot([*shares, 1.0], [*caches, 1.0], **{**style, "label": None})
         above.set(ylabel="bits per byte less the baseline's")
         below.set(

@@ -238,11 +238,11 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     spreads = share_spread(groups)[len(beside) :] if compared else []
     judged = judge(losses, [entry.flops for entry, _ in compared], curve, spreads)
     rows: list[Row] = []
-    for (entry, is_shipped), own, spread, effective, p, verdict in zip(
+    for (entry, is_shipped), finals, spread, effective, p, verdict in zip(
         compared, losses, spreads, *judged, strict=True
     ):
         base = baseline[entry.steps]
-        difference = difference_interval(own, [*base.losses.values()], spread)
+        difference = difference_interval(finals, [*base.losses.values()], spread)
         time = _effective_time(entry, base, effective)
         rows.append(Row(entry, is_shipped, *difference, effective, p, verdict, time))
     most = max((spread.degrees for spread in spreads), default=0)
