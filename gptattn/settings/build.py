@@ -216,6 +216,12 @@ def build_layer(
     shared = shared_arguments(cfg.model, cfg.block) | {"position": position, "layer": layer}
     made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
     sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
+    if not isinstance(made, Attention) and position is not None and position.decays:
+        raise ConfigError(
+            "position",
+            f"{name_position(cfg)} acts on scores, which {target.__name__} keeps to itself; use "
+            "position=rope, position=learned, position=sinusoidal or position=none",
+        )
     attention = made if isinstance(made, Attention) else ForeignAttention(made, *sizes)
     add_parts(attention, parts, layer, cfg.allow_targets, provided)
     # A variant may check an argument only in `rule()`, which making a cache calls.

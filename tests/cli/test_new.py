@@ -5,10 +5,15 @@ import inspect
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from gptattn.cli.commands.new import write_variant
 from gptattn.errors import ConfigError
+from gptattn.model.cost import measure_cost
+from gptattn.model.gpt import GPT
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 
 
 def test_a_new_variant_takes_its_yaml_and_passes_its_own_test(tmp_path, monkeypatch):
@@ -20,13 +25,30 @@ def test_a_new_variant_takes_its_yaml_and_passes_its_own_test(tmp_path, monkeypa
     from my_new_attention import MyNewAttention  # type: ignore[import-not-found]
 
     # The rest of its arguments are those that the model fills.
-    filled = ["d_in", "d_out", "num_heads", "dropout"]
+    filled = ["d_in", "d_out", "num_heads", "dropout", "position"]
     assert [*inspect.signature(MyNewAttention).parameters] == [*filled, *spec]
     own = importlib.import_module("test_my_new_attention")
     tests = [one for name, one in vars(own).items() if name.startswith("test_")]
     assert len(tests) == 2
     for test in tests:
         test()
+
+
+def test_a_new_variant_stands_beside_mha_with_its_positions_and_its_flops(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_variant("my_rotary_attention")
+
+    def build(attn: str, *overrides: str) -> GPT:
+        return build_model(settings([f"attn={attn}", "block=llama", *overrides]), 7)
+
+    mine, mha = (build(name) for name in ("my_rotary_attention", "mha"))
+    assert measure_cost(mine).flops_per_token == measure_cost(mha).flops_per_token
+    ids = torch.arange(6)[None]
+    without = build("my_rotary_attention", "position=none")
+    without.load_state_dict(mine.state_dict())
+    assert not torch.allclose(mine.eval()(ids), without.eval()(ids))
+    with pytest.raises(ConfigError, match=r"^position: alibi .* acts on scores, which MyRotaryAtt"):
+        build("my_rotary_attention", "position=alibi")
 
 
 @pytest.mark.parametrize(
