@@ -211,7 +211,7 @@ def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     budgets = [one.flops for one in track.baseline.values()]
     with rc_context(STYLE):
-        labels = [_shorten_pattern(row.entry.label) for row in track.rows]
+        labels = [_shorten(row.entry.label) for row in track.rows]
         figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(1, color=INK, linewidth=1)
@@ -297,14 +297,14 @@ def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
     return {kind: sorted(points, key=lambda one: one[0]) for kind, points in found.items()}
 
 
-def _shorten_pattern(name: str) -> str:
-    """Return the name with `pattern=[a,a,a,b]` as `3 a, 1 b`."""
+def _shorten(name: str) -> str:
+    """Return the name with `pattern=[a,a,a,b]` as `3 a, 1 b`, and settings by their last word."""
 
     def count(match: re.Match[str]) -> str:
         runs = [(kind, len([*group])) for kind, group in groupby(match[1].split(","))]
         return ", ".join(f"{length} {kind}" for kind, length in runs)
 
-    return PATTERN.sub(count, name)
+    return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", PATTERN.sub(count, name))
 
 
 def _gap_plot(
