@@ -17,7 +17,7 @@ from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.source_code import hash_of
-from gptattn.model.cost import count_cache, measure_cost
+from gptattn.model.cost import count_cache
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
@@ -188,7 +188,7 @@ def count_caches(folder: Path, lengths: Sequence[int]) -> list[int] | None:
     """
     with torch.device("meta"):
         model = build_model(load_config(folder), 1)
-    if measure_cost(model).kv_bytes_per_token is None:
+    if not all(block.attention.decodes_from_cache for block in model.layers()):
         return None
     return [count_cache(model, tokens) for tokens in lengths]
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace as changed
 from reporting import report
 from support import start, tiny
 
+from gptattn.cli.commands.new import write_variant
 from gptattn.compare.finished_runs import SHIPPED, find_shipped, read_runs
 from gptattn.compare.plots import draw_hybrids, draw_track, find_hybrids
 from gptattn.compare.statistics import (
@@ -321,6 +322,17 @@ def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_p
     # Two key/value heads of 4 numbers, of 2 bytes each, for keys and values; windows of 8 tokens.
     assert found.caches == [2 * 2 * 4 * 2 * 8] * 2
     assert found.flops == runs[0].metrics["cost/flops_per_token"] * found.steps * 4 * 16
+
+
+def test_a_module_without_a_cache_has_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_variant("uncached")
+    assert start(tmp_path, *tiny(tmp_path, "attn=uncached")) == 0
+    (found,) = read_entries(read_runs([tmp_path])[0], count_caches)
+    assert found.caches is None
+    assert list_cells(make_track([], BASE))[1][-3:-1] == ["256", "8,192"]
+    mine = entry("uncached", 100, 3.0, NEW, caches=None)
+    assert list_cells(make_track([mine], BASE))[2][-3:-1] == ["no cache"] * 2
 
 
 @pytest.mark.parametrize(
