@@ -65,7 +65,7 @@ board: $(STAMP)
 	$(BIN)/tensorboard --logdir outputs --host localhost $(ARGS)
 
 report: $(STAMP)
-	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs --split)
+	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs)
 
 # The peers pin versions that we do not want, so they have their own environment. --no-deps leaves
 # out dependencies that the benchmarks do not need.

@@ -206,18 +206,16 @@ def compare(
     *,
     folders: Sequence[str] = (),
     baseline: str | None = None,
-    split: bool = False,
     skipped: Sequence[str] = (),
 ) -> Comparison:
     """Compare the runs.
 
     `folders` and `skipped` are only recorded. `baseline` is a row or variant name, by default
-    `mha`. With `split`, runs that differ in text or validation get separate sections; without it
-    they raise ConfigError, like an unknown baseline.
+    `mha`. Raises ConfigError for an unknown one.
     """
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
-    sets = comparable_sets(runs, split)
+    sets = comparable_sets(runs)
     grouped = [group_runs(found.runs) for found in sets]
     picked = [pick_baseline(groups, baseline) for groups in grouped]
     if not any(picked):

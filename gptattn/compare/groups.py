@@ -22,17 +22,13 @@ from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_differences import (
     RATE,
     count_shared,
-    count_values,
     tell_apart,
     width_before,
 )
-from gptattn.errors import ConfigError
 from gptattn.runs.metrics import PARAMS
 
 Groups = dict[str, list[Run]]
 
-# Losses can only be compared between runs that agree in these axes.
-MUST_AGREE = ("data", "tokenizer", "validation")
 # With one variant, these are compared, as rows of a section; with several, each is a section.
 ROWS_OR_SECTIONS = ("block", "precision", "optim")
 # Sections that differ in only one of these are compared with each other.
@@ -108,18 +104,8 @@ def _tokenizer(run: Run) -> list[str]:
     return [" ".join(filter(None, [run.data.get("tokenizer", ""), target])) or "?", *settings]
 
 
-def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
-    """Split the runs into sets that can be compared, smaller models first.
-
-    Raises ConfigError if `split` is false and the runs differ in text or validation, or in a
-    tokenizer whose bits per byte are not of the same bytes.
-    """
-    refusal = describe_conflict(runs)
-    if refusal and not split:
-        raise ConfigError(
-            "comparison",
-            f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
-        )
+def comparable_sets(runs: Sequence[Run]) -> list[RunSet]:
+    """Split the runs into sets that can be compared, smaller models first."""
     words = DataFrame([words_by_axis(run) for run in runs]).map(", ".join)
     words["variant"] = [run.variant for run in runs]
     always = axes_of(runs)
@@ -152,17 +138,6 @@ def axes_of(runs: Sequence[Run]) -> list[str]:
     either = (*ROWS_OR_SECTIONS, "model") if of_task else ROWS_OR_SECTIONS
     known = {axis for run in runs for axis, words in words_by_axis(run).items() if words}
     return [axis for axis in words_by_axis(runs[0]) if axis in known and axis not in either]
-
-
-def describe_conflict(runs: Sequence[Run]) -> str:
-    """Return what forbids a comparison: `data (text 1a2b3c4d: 2 runs; ...)`; "" if nothing does."""
-    found = []
-    by_bytes = all("val_bytes" in run.data for run in runs)  # if equal, bits per byte are compared
-    for axis in MUST_AGREE:
-        values = [", ".join(words_by_axis(run)[axis]) or "?" for run in runs]
-        if len(set(values)) > 1 and not (axis == "tokenizer" and by_bytes):
-            found.append(f"{axis} ({count_values(values)})")
-    return " and ".join(found)
 
 
 def _differences_on_axis(axis: str, runs: Sequence[Run]) -> list[str]:

@@ -14,7 +14,7 @@ from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.finished_runs import Run, one_line
-from gptattn.compare.groups import axes_of, describe_conflict
+from gptattn.compare.groups import axes_of
 from gptattn.compare.setting_differences import count_values, environments
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
@@ -136,7 +136,6 @@ def page_text(
         ],
         wholes=tables_across(comparison),
         across=across,
-        must_split=describe_conflict(comparison.runs),
         axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),
         still_open=still_open,

@@ -18,11 +18,10 @@ from gptattn.compare.comparison import (
     Comparison,
     Section,
     compare,
-    estimate_rows,
 )
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
-from gptattn.compare.finished_runs import Run, read_runs
-from gptattn.compare.groups import Groups, group_runs, rates_differ, typical_row
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.groups import Groups, rates_differ
 from gptattn.compare.setting_differences import RATE, UNSET
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
@@ -59,17 +58,6 @@ class TitledTable:
     words: Sequence[str] = field(default_factory=list)
     notes: Sequence[str] = field(default_factory=list)
     commands: Sequence[str] = field(default_factory=list)  # for more seeds
-
-
-def short_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Return the cells of the short table, heading row first: means only, no comparison."""
-    groups = group_runs(runs)
-    metrics, _ = estimate_rows(groups, typical_row(groups))
-    headings, *body = _metric_cells(metrics, groups)
-    cells = [["variant", "seeds", *headings]]
-    for (name, members), figures in zip(groups.items(), body, strict=True):
-        cells.append([name, str(len(members)), *figures])
-    return cells
 
 
 def report_rows(section: Section) -> list[list[str]]:
@@ -135,11 +123,6 @@ def difference_cells(d: Difference | None) -> list[str]:
         interval,
         verdicts.p_value(d.p).removeprefix("p ").removeprefix("= "),
     ]
-
-
-def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
-    """Return the short table of the runs at the end of a sweep, at most `width` characters."""
-    return cells_table(short_rows(runs), title, width, PLUS_MINUS)
 
 
 def section_table(section: Section, title: str = "") -> TitledTable:
@@ -311,17 +294,15 @@ class Report(Comparison):
         return "".join(parts)
 
 
-def load_comparison(
-    *folders: str | Path, baseline: str | None = None, split: bool = False
-) -> Report:
+def load_comparison(*folders: str | Path, baseline: str | None = None) -> Report:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
     `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
-    finished run, ConfigError if the runs cannot be compared.
+    finished run, ConfigError for an unknown baseline.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]
     runs, skipped = read_runs(paths)
-    found = compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
+    found = compare(runs, folders=paths, baseline=baseline, skipped=skipped)
     return Report(**vars(found))
 
 

@@ -47,22 +47,17 @@ def describe_end(folder: Path, seconds: float) -> str:
 def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]) -> None:
     """Print losses and costs of the finished runs, and why the others failed."""
     if done:
-        from gptattn.compare.finished_runs import at_first_budgets, read_runs
-        from gptattn.compare.groups import describe_conflict
-        from gptattn.compare.table import terminal_table
+        from gptattn.compare.comparison import compare
+        from gptattn.compare.finished_runs import read_runs
+        from gptattn.compare.table import print_tables
 
         runs = read_runs(done)[0]
-        # Show an extended run as it was when its first budget ended, as the report does.
-        runs = at_first_budgets(runs)[0][: len(runs)]
-        title = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-        console.print(terminal_table(runs, title, console.width))
+        # The report reads whole folders, which may also hold runs of other commands.
+        folders = sorted({str(path.parent) for path in done})
+        print_tables(compare(runs, folders=folders), console)
         if any(run.environment.get("company") == "beside others" for run in runs):
             console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
-        folders = sorted({path.parent for path in done})
-        # The report reads whole folders, which may also hold runs of other commands.
-        apart = bool(describe_conflict(read_runs(folders)[0]))
-        arguments = [*map(str, folders), *["--split"] * apart]
-        console.print(f"report: {command('compare')} {shlex.join(arguments)}", soft_wrap=True)
+        console.print(f"report: {command('compare')} {shlex.join(folders)}", soft_wrap=True)
     if failed:
         table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("run", overflow="fold")

@@ -90,7 +90,7 @@ class Until:
         from gptattn.compare.comparison import compare  # imports pandas
 
         lines, counts = [], dict.fromkeys(ours, first)
-        for section in compare(runs, split=True).sections if ours else []:
+        for section in compare(runs).sections if ours else []:
             base = next(row for row in section.rows if row.name == section.baseline)
             for row in section.rows:
                 d = row.difference

@@ -144,23 +144,6 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     assert (out / "notes.txt").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_a_split_report_has_the_plots_of_each_set(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "a", LOSSES)
-    write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
-    out = tmp_path / "out"
-    report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
-    assert not out.exists()
-    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out)
-    page = Page(out / "comparison.html")
-    assert "2 separate comparisons" in page.text
-    assert "The runs differ in data (text" in page.text
-    assert page.tags.count("svg") == 18
-    assert len(set(page.ids)) == len(page.ids)
-    assert len(list(out.glob("?_loss_tokens.svg"))) == 2
-
-
 def test_markdown_and_no_files_write_nothing(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -31,11 +31,6 @@ def main() -> NoReturn:
     )
     parser.add_argument("--baseline", metavar="NAME", help="row to compare with; default: mha")
     parser.add_argument(
-        "--split",
-        action="store_true",
-        help="report runs with different data or validation separately; default: refuse",
-    )
-    parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
     )
     kind = parser.add_mutually_exclusive_group()
@@ -81,7 +76,6 @@ def _report(args: argparse.Namespace) -> None:
         runs,
         folders=[one_line(str(folder)) for folder in args.folders],
         baseline=args.baseline,
-        split=args.split,
         skipped=skipped,
     )
     for line in comparison.skipped:
@@ -139,7 +133,7 @@ def _report_track(
     )
     from gptattn.runs.load import count_caches
 
-    for option in ("baseline", "split", "board"):
+    for option in ("baseline", "board"):
         if getattr(args, option):
             raise ConfigError(f"--{option}", "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
