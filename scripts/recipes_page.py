@@ -119,9 +119,9 @@ def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
     return "\n".join([*lines, "", fill(below, 120), ""])
 
 
-def draw(strips: Mapping[str, list[str]], suffix: str) -> bytes:
+def draw(strips: Mapping[str, list[str]]) -> bytes:
     """Return a picture of each recipe's layers, the first on the left, coloured by kind."""
-    own: dict[Any, Any] = {"figure.facecolor": "white", "axes.grid": False, "svg.hashsalt": "x"}
+    own: dict[Any, Any] = {"figure.facecolor": "white", "axes.grid": False}
     with rc_context(STYLE | own):
         figure = Figure((6.4, 0.7 + 0.21 * len(strips)), layout="constrained")
         axes = figure.add_subplot()
@@ -135,11 +135,8 @@ def draw(strips: Mapping[str, list[str]], suffix: str) -> bytes:
         patches = [Patch(color=colour, label=kind) for kind, colour in KINDS.items()]
         figure.legend(handles=patches, loc="outside upper center", ncols=len(KINDS))
         out = io.BytesIO()
-        figure.savefig(out, format=suffix, dpi=150, metadata={NAMED[suffix]: None})
+        figure.savefig(out, dpi=150, metadata={"Software": None})  # which would differ next time
     return out.getvalue()
-
-
-NAMED = {"svg": "Date", "png": "Software"}  # what would differ next time
 
 
 def new_parser() -> argparse.ArgumentParser:
@@ -158,9 +155,8 @@ def main() -> None:
     page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
     write_atomically(PAGE, lambda file: file.write(page.encode()))
     strips = {name: recipes.name_kinds(build(name)) for name in oldest_first()}
-    for suffix in NAMED:
-        picture = draw(strips, suffix)
-        write_atomically(DOCS / f"recipes.{suffix}", lambda file, made=picture: file.write(made))
+    picture = draw(strips)
+    write_atomically(DOCS / "recipes.png", lambda file: file.write(picture))
     print(f"wrote {PAGE}")
 
 

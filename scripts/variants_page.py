@@ -4,7 +4,7 @@
 A choice is a file in conf/attn, conf/part, conf/position or conf/block; what the page says of it is
 the comment at the file's top: the definition, the paper, and from "Use" on, when to use it. Costs
 are counted, speed is measured, and the maps are those of small models that this script trains
-first, in outputs/menu; models that are there already are kept.
+first, in outputs/menu; models that are there already are kept, and so are the page's first words.
 """
 
 import argparse
@@ -157,11 +157,9 @@ def draw(choice: Choice, steps: int) -> Path | None:
     return path
 
 
-def page(
-    pictures: dict[str, Path | None], speed: dict[str, list[tuple[float, float]]], steps: int
-) -> str:
+def page(pictures: dict[str, Path | None], speed: dict[str, list[tuple[float, float]]]) -> str:
     """Return the page."""
-    text = [INTRODUCTION.format(steps=steps, text=TEXT, batch=BATCH, T=TRAIN_T)]
+    text = [PAGE.read_text(encoding="utf-8").partition("\n\n## ")[0]]
     for group, (title, how, base) in SECTIONS.items():
         own = [one for one in choices() if one.group == group]
         text += [f"## {title}", how, "\n".join(table(own, speed, base))]
@@ -202,33 +200,6 @@ def row(choice: Choice) -> str:
     )
 
 
-INTRODUCTION = """\
-# The menu
-
-<!-- Written by scripts/variants_page.py; the words are the comments at the top of the files. -->
-
-`make menu` writes this page. Parameters, cache and FLOPs are counted for GPT-2 small (12 layers,
-12 heads, width 768, context 1,024, vocabulary 50,257): all parameters, those of one layer's
-attention, cache bytes per token and layer in half precision, and training FLOPs per token. The
-cache of `gated_deltanet`, `kda`, `lightning` and `mamba2` is a state of fixed size, mostly in
-float32; the table has its bytes divided by 1,024 tokens.
-
-Speed is measured on one layer's attention (for blocks, one block) with two CPU cores in float32:
-forward and backward of {T:,} tokens, and decoding one token in each of {batch} rows after 1,024 and
-8,192 tokens. Rounds are interleaved in random order. A ratio is the rounds' median; it carries
-over to other machines better than milliseconds do. Positions that act on the embeddings
-cost no time here.
-
-Where layers differ, counts are means over the model, and speed is the mean of two consecutive
-layers: in `cross_layer` the second reuses the keys and values of the first, and with
-`value_residual` it mixes in the first one's values. A pattern of layers, such as
-`pattern=[sliding,gqa]`, costs the mean of its layers.
-
-The pictures show the last layer's weights on `{text}`,
-in a `model=tiny` trained for {steps} steps with one seed. They show what a mechanism attends to,
-not which mechanism is better; for differences in loss, [compare](comparing.md) runs over seeds."""
-
-
 def main() -> None:
     """Train, measure, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -238,7 +209,7 @@ def main() -> None:
     args = parser.parse_args()
     set_threads(args.threads)
     pictures = {one.key: draw(one, args.steps) for one in choices()}
-    text = page(pictures, measure(args.rounds), args.steps)
+    text = page(pictures, measure(args.rounds))
     write_atomically(PAGE, lambda file: file.write(text.encode()))
     print(f"wrote {PAGE}")
 

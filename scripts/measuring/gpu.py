@@ -1,7 +1,4 @@
-"""Checks and speeds on one GPU; `bench.py decode` measures tokens there too.
-
-check   what must hold before the figures mean anything
-train   steps of GPT-2 small, beside transformers' model
+"""Checks on one GPU: what must hold before figures of `bench.py train` and `decode` mean anything.
 
 Exit code 1: a check failed, or a cell raised. `--device cpu --tiny` shows that everything runs.
 """
@@ -16,33 +13,26 @@ import torch
 
 from measuring.gpu_checks import check_cells
 from measuring.gpu_lab import Cell, Lab
-from measuring.gpu_train import train_cells
 from measuring.rounds import option_parser
-
-PARTS: dict[str, Callable[[], dict[str, Callable[[Lab], Cell]]]] = {
-    "check": check_cells,
-    "train": train_cells,
-}
 
 
 def new_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = option_parser("gpu", __doc__)
-    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
     return parser
 
 
 def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Run the part's cells; print and return them."""
+    """Run the checks; print and return what they found."""
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("error: --device: no GPU is visible to torch; give --device cpu --tiny")
     lab = Lab(torch.device(args.device), args.tiny)
     cells: dict[str, Cell] = {}
-    for name, cell in PARTS[args.part]().items():
+    for name, cell in check_cells().items():
         cells[name] = run_cell(cell, lab)
-        print(f"{args.part}: {name}: {cells[name]}", flush=True)
+        print(f"{name}: {cells[name]}", flush=True)
     return cells, int(any(cell.get("ok") is False for cell in cells.values()))
 
 

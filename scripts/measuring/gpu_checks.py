@@ -1,4 +1,4 @@
-"""The GPU's part `check`: what must hold before the figures mean anything."""
+"""What must hold on a GPU before figures mean anything."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,16 +24,6 @@ def versions(lab: Lab) -> Cell:
     """Of what this ran on; `missing`: the compiler that torch.compile lacks."""
     found = {"torch": torch.__version__, "cuda": torch.version.cuda}
     return found | {"device": device_name(lab.device), "missing": missing_compiler(lab.device)}
-
-
-def ceilings(lab: Lab) -> Cell:
-    """The rates of matrix products, and of reading 2 GiB, which no cache holds."""
-    rates = {
-        f"{dtype}_tflops".removeprefix("torch."): lab.rate(dtype) / 1e12
-        for dtype in (torch.bfloat16, torch.float32)
-    }
-    numbers = torch.ones(lab.size(2**30, 2**20), device=lab.device, dtype=torch.bfloat16)
-    return rates | {"read_gb_per_s": numbers.nbytes / lab.seconds(numbers.sum) / 1e9}
 
 
 def loss_gradients(lab: Lab, dtype: torch.dtype) -> Cell:
@@ -137,8 +127,8 @@ def compiled_losses(lab: Lab) -> Cell:
 
 
 def check_cells() -> dict[str, Callable[[Lab], Cell]]:
-    """Return the part's cells by name, in their order."""
-    found: dict[str, Callable[[Lab], Cell]] = {"versions": versions, "ceilings": ceilings}
+    """Return the checks by name, in their order."""
+    found: dict[str, Callable[[Lab], Cell]] = {"versions": versions}
     for dtype in (torch.bfloat16, torch.float32):
         kind = str(dtype).removeprefix("torch.")
         found[f"loss gradients, {kind}"] = partial(loss_gradients, dtype=dtype)

@@ -2,19 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gptattn.machine.device import matmul_flops_per_second
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
-from measuring.rounds import timed
 
 Cell = dict[str, Any]  # plain values, for JSON; a check's `ok` says whether it holds
 Step = Callable[[Tensor, Tensor], None]  # of ids and targets [rows, tokens]
@@ -57,29 +53,10 @@ class Lab:
         if not self.tiny:
             module.compile()
 
-    def rate(self, dtype: torch.dtype) -> float:
-        """Measure the FLOP/s of products of this dtype; with tiny sizes, which tell nothing, 1."""
-        return 1.0 if self.tiny else matmul_flops_per_second(self.device, dtype)
-
     def batch(self, rows: int, tokens: int, vocab_size: int = 50304) -> tuple[Tensor, Tensor]:
         """Return random ids and targets [rows, tokens] on the device."""
         ids = torch.randint(self.size(vocab_size, 64), (rows, tokens + 1), device=self.device)
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-
-    def seconds(self, work: Callable[[], object], warm_up: int = 3, calls: int = 10) -> float:
-        """Return the median seconds of a call after `warm_up` further ones; on a CPU, of two."""
-        if not self.on_gpu:
-            return timed(work, min(warm_up, 1), 2)
-        for _ in range(warm_up):
-            work()
-        torch.cuda.synchronize(self.device)
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
-        marks[0].record()
-        for mark in marks[1:]:
-            work()
-            mark.record()
-        torch.cuda.synchronize(self.device)
-        return median(first.elapsed_time(last) for first, last in pairwise(marks)) / 1e3
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
         """Return the most memory that a call adds to what is allocated; 0 on a CPU."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -136,34 +137,20 @@ def build_llms_from_scratch(sizes: Sizes) -> nn.Module:
     return GPTModelFast(config)
 
 
-def build_head_loop(width: int, heads: int, length: int) -> nn.Module:
-    """Build llms-from-scratch's `MultiHeadAttentionWrapper`: a module per head, no out projection.
+def build_tutorial(name: str, width: int, heads: int, length: int) -> nn.Module:
+    """Build an attention of llms-from-scratch; all but the wrapper have a biased out projection.
 
-    Each head keeps `[T, T]` scores and a float mask of its own.
+    The wrapper has a module per head, each with `[T, T]` scores and a float mask of its own; the
+    others batch the heads, with explicit scores and softmax, or with one q-k-v projection and SDPA.
     """
-    from llms_from_scratch.ch03 import MultiHeadAttentionWrapper
+    from llms_from_scratch import ch03
 
-    return MultiHeadAttentionWrapper(width, width // heads, length, 0.0, heads)
-
-
-def build_explicit(width: int, heads: int, length: int) -> nn.Module:
-    """Build llms-from-scratch's `MultiHeadAttention`: batched heads, explicit scores and softmax.
-
-    The output projection has a bias.
-    """
-    from llms_from_scratch.ch03 import MultiHeadAttention
-
-    return MultiHeadAttention(width, width, length, 0.0, heads)
-
-
-def build_sdpa(width: int, heads: int, length: int) -> nn.Module:
-    """Build llms-from-scratch's `PyTorchMultiHeadAttention`: one q-k-v projection, fused SDPA.
-
-    The output projection has a bias. There is no mask, so `length` is ignored.
-    """
-    from llms_from_scratch.ch03 import PyTorchMultiHeadAttention
-
-    return PyTorchMultiHeadAttention(width, width, heads, 0.0)
+    sizes = {
+        "MultiHeadAttentionWrapper": (width, width // heads, length, 0.0, heads),
+        "MultiHeadAttention": (width, width, length, 0.0, heads),
+        "PyTorchMultiHeadAttention": (width, width, heads, 0.0),
+    }
+    return getattr(ch03, name)(*sizes[name])
 
 
 class TorchAttention(nn.Module):
@@ -191,8 +178,8 @@ LANGUAGE_MODELS: dict[str, Callable[[Sizes], nn.Module]] = {
 }
 
 ATTENTION_MODULES: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "tutorial-head-loop": build_head_loop,
-    "tutorial-explicit": build_explicit,
-    "tutorial-sdpa": build_sdpa,
+    "tutorial-head-loop": partial(build_tutorial, "MultiHeadAttentionWrapper"),
+    "tutorial-explicit": partial(build_tutorial, "MultiHeadAttention"),
+    "tutorial-sdpa": partial(build_tutorial, "PyTorchMultiHeadAttention"),
     "torch": TorchAttention,
 }

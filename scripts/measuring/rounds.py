@@ -48,13 +48,23 @@ def interleave(
     return seconds
 
 
-def timed(step: Callable[[], object], warm_up: int, steps: int) -> float:
-    """Return seconds per call: the mean of `steps` calls after `warm_up` further ones."""
+def timed(
+    step: Callable[[], object],
+    warm_up: int,
+    steps: int,
+    wait: Callable[[], object] = lambda: None,
+) -> float:
+    """Return seconds per call: the mean of `steps` calls after `warm_up` further ones.
+
+    `wait` waits for a GPU, before the clock starts and before it stops.
+    """
     for _ in range(warm_up):
         step()
+    wait()
     start = time.perf_counter()
     for _ in range(steps):
         step()
+    wait()
     return (time.perf_counter() - start) / steps
 
 
