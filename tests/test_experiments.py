@@ -45,14 +45,3 @@ def test_one_experiment_has_every_recipe_with_an_mlp_to_match_and_a_model_of_its
     recipes = sweeper("recipes")["params"]["recipe"].split(",")
     # At four heads qwen3_5 is the same model as qwen3_next.
     assert sorted([*recipes, "mamba2", "qwen3_5"]) == menu("recipe")
-
-
-@pytest.mark.slow
-def test_the_grid_is_that_of_the_paper_with_64_epochs_of_its_rows() -> None:
-    found = jobs("zoology_fig2_grid")
-    cells = {(cfg.model.d_model, cfg.model.context_length, cfg.data["pairs"]) for cfg in found}
-    pairs = {64: 4, 128: 8, 256: 16, 512: 64}
-    assert cells == {(d, T, k) for d in (64, 128, 256, 512) for T, k in pairs.items()}
-    assert {cfg.data["vocab_size"] for cfg in found} == {8192}
-    assert {cfg.batch_size * (cfg.budget.steps or 0) for cfg in found} == {64 * 100_000}
-    assert sweeper("zoology_fig2_grid")["tune"]["lr"] == [1.0e-4, 4.6e-4, 2.2e-3, 1.0e-2]

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -77,18 +75,6 @@ def test_help_shows_examples_choices_and_settings(tmp_path, capfd):
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_help_has_the_settings_of_what_was_chosen(tmp_path, capfd):
-    assert command(tmp_path, "attn=mla", "part=[gate]", "seed=7", "--help") == 0
-    words = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
-    assert (
-        "attn.kv_rank=0.3333 numbers in the cached latent; below 1: a share of the width" in words
-    )
-    assert "seed=7 of weights, batches, dropout and samples" in words
-    assert any(line.startswith("part.gate.granularity=elementwise + d_model x") for line in words)
-    assert not any(line.startswith("attn.num_kv_heads") for line in words)
-
-
 FILES = [file for file in CONF.glob("*/*.yaml") if file.parent.name not in OVER_OTHERS]
 
 
@@ -130,12 +116,3 @@ def test_the_console_shows_progress_a_sample_the_result_and_where_the_run_is(tmp
     assert f"run: {run.relative_to(tmp_path)}" in out
     assert f"look: tensorboard --logdir {run.parent.relative_to(tmp_path)}" in out
     assert f"{summary(run)['metrics']['cost/params']:,}" in out
-
-
-@pytest.mark.slow
-def test_a_run_in_a_process_of_its_own(tmp_path):
-    given = tiny(tmp_path, "run_dir=run", "budget.steps=1")
-    command = [sys.executable, CONF.parent / "train.py", *given]
-    done = subprocess.run(command, cwd=tmp_path, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert summary(tmp_path / "run")["status"] == "done"

@@ -19,14 +19,6 @@ def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
     assert others == "too large: gpt2 (327,680)"
 
 
-@pytest.mark.slow
-def test_a_recipe_that_is_longer_than_the_model_is_left_out_and_named(call, monkeypatch) -> None:
-    monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "llama3"])
-    code, out, _ = call("recipes", "cache_bytes=1GB", "model.num_layers=4")
-    assert code == 0
-    assert out.splitlines()[-1].startswith("gemma3: the 6 layers of gemma3 do not fit model.num_")
-
-
 def test_a_size_is_in_bytes_or_has_a_unit() -> None:
     sizes = {"1000": 1000, "1.5MB": 1.5e6, "2GB": 2e9, "8kB": 8000, "1MiB": 2**20, "3G": 3e9}
     assert {text: read_bytes(text) for text in sizes} == sizes

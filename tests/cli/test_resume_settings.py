@@ -3,16 +3,14 @@
 import pytest
 from building import settings as cached_settings
 from hydra import compose, initialize_config_dir
-from interrupted import SIX, content
-from support import TEXT, series, start, summary, tiny, train
+from interrupted import content
+from support import TEXT, series, start, summary, tiny
 
 from gptattn.errors import CheckpointError
-from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.resume import find_start
 from gptattn.settings.compose import CONF, resume_settings
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import at_step
 from gptattn.settings.messages import explain_hydra_error
 
 FIXED = "is fixed once a run has begun; leave it out, or start a new run"
@@ -100,39 +98,3 @@ def test_a_finished_run_without_checkpoints_is_not_resumed(own, said, tmp_path):
     run.write_summary({"status": "done"})
     with pytest.raises(CheckpointError, match=f"^resume: .*{said}"):
         find_start(run, cfg)
-
-
-OWN = """
-from gptattn.attention import MultiHeadAttention
-
-class Mine(MultiHeadAttention):
-    factor = 1.0
-"""
-
-
-@pytest.mark.slow
-def test_a_run_with_a_package_of_the_users_own_goes_on_and_is_of_two_codes_if_that_was_edited(
-    tmp_path, monkeypatch, capfd
-):
-    file = tmp_path / "my_attention.py"
-    file.write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    own = ("attn._target_=my_attention.Mine", "allow_targets=[my_attention]")
-    run = train(tmp_path, *SIX, *own)
-    before = RunFolder(run).read_provenance()
-    assert "my_attention" in before.code
-    more = [f"resume='{run}'", "budget.steps=8"]
-    for allowed in ([], ["allow_targets=[os]"]):
-        assert start(tmp_path / "elsewhere", *more, *allowed) == 2
-        line = capfd.readouterr().err.splitlines()[-1]
-        assert line.startswith("error: resume: ")
-        assert "my_attention.Mine is outside of gptattn" in line
-        assert "add allow_targets=[my_attention]" in line
-    file.write_text(OWN.replace("factor = 1.0", "factor = 0.5"))
-    source_code.read_source.cache_clear()  # as in a new process
-    assert start(tmp_path, *more) == 0  # beside the file it needs no leave
-    assert "the code has changed since the run began (my_attention)" in capfd.readouterr().err
-    assert summary(run)["steps"] == 8
-    mixed = RunFolder(run).read_provenance()
-    assert at_step(mixed, 6).code == before.code
-    assert mixed.code != before.code

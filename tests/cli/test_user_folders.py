@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from support import command, config, tiny
 
 from gptattn.errors import ConfigError
 from gptattn.settings.compose import settings
@@ -69,16 +68,3 @@ def test_a_part_has_the_name_of_its_file(package, given, tmp_path):
     line = f'gate2.yaml sets {package}; its first line must be "# @package part.gate2"'
     with pytest.raises(ConfigError, match=f"^part: {line}$"):
         read(mine, given)
-
-
-@pytest.mark.slow
-def test_a_folder_of_the_users_own_gives_attentions_and_parts_to_a_command(tmp_path, capfd):
-    mine = folder(gates(tmp_path / "mine", "part.gate2"), 0.5)
-    flag = f"--config-dir={mine}"
-    assert command(tmp_path, flag, *tiny(tmp_path, "attn=own", "part=[gate2]", "run_dir=run")) == 0
-    record = config(tmp_path / "run")
-    assert (record["attn"]["scale"], list(record["part"])) == (0.5, ["gate2"])
-    capfd.readouterr()
-    for wrong, near in (("attn=owm", "own"), ("part=[gate22]", "gate2")):
-        assert command(tmp_path, flag, *tiny(tmp_path, wrong)) == 2
-        assert f"did you mean {near}?" in capfd.readouterr().err

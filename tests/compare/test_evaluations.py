@@ -97,17 +97,6 @@ def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
         assert set(LOSSES) <= {"".join(node.itertext()) for node in drawn}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_a_later_report_without_evaluations_removes_their_plots(tmp_path: Path) -> None:
-    report(evaluated_sweep(tmp_path / "runs"), "--out", tmp_path)
-    assert len([*tmp_path.glob("loss_[pc]*")]) == 6
-    for file in (tmp_path / "runs").rglob("evaluation.json"):
-        file.unlink()
-    report(tmp_path / "runs", "--out", tmp_path)
-    assert not [*tmp_path.glob("loss_[pc]*")]
-
-
 def test_what_is_of_other_weights_is_not_shown(tmp_path: Path) -> None:
     folder = evaluated_sweep(tmp_path / "runs")
     RunFolder(folder / "mha_s2").write_evaluation(evaluation(2, 2.02, step=999))

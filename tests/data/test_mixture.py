@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from loading import documents, load, request
-from support import TEXT, losses, start, summary, train
+from support import TEXT
 
 from gptattn.data.mixture import Mixture, MixtureData
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
@@ -66,22 +66,6 @@ def test_all_held_out_tokens_are_validated_on_text_by_text(mixture: MixtureData)
     assert (facts["train_tokens"], facts["val_tokens"]) == (450 + 540 + 630, 180)
     other = MixtureData({"a": mixture.sources["a"]}, {"a": 1.0}, ByteTokenizer())
     assert other.text_hash != mixture.text_hash
-
-
-@pytest.mark.slow
-def test_a_run_on_a_mixture_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    for name, text in (("x", TEXT), ("y", TEXT.upper() * 2)):
-        (tmp_path / name).write_text(text)
-    texts = (f"{{data:text,path:{tmp_path / name},weight:1}}" for name in "xy")
-    run = train(tmp_path / "run", "data=mixture", "data.sources={{x:{},y:{}}}".format(*texts))
-    whole = losses(run)
-    assert summary(run)["data"]["sources"]["y"]["documents"] == 1
-    (run / "summary.json").unlink()
-    for file in (run / "checkpoints").glob("*4*"):
-        file.unlink()
-    assert start(tmp_path / "run", f"resume='{run}'") == 0
-    assert losses(run) == whole
-    assert len(whole) == 4 + 2
 
 
 @pytest.mark.parametrize(

@@ -80,15 +80,6 @@ def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds(
     assert made_by(command) == sorted(settings_key(w) + repr(places(flat(w))) for w in wanted)
 
 
-@pytest.mark.slow
-def test_the_experiment_is_named_and_seeds_with_gaps_are_listed() -> None:
-    named = "experiment_name=mine", "sweep.jobs=1"
-    made = {attn: settings([f"attn={attn}", *named]) for attn in ("mha", "gqa")}
-    runs = [record(attn, cfg, "outputs/mine") for attn, cfg in made.items()]
-    words = words_of(sweep_command(runs, [1, 2, 7]) or "")
-    assert {"attn=mha,gqa", "seed=1,2,7", *named} == {*words}
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -101,14 +92,3 @@ def test_without_a_single_known_difference_no_command_is_named(
 ) -> None:
     runs = [record("a", settings(first)), record("b", settings(second))]
     assert sweep_command(runs, [1, 2, 3]) is None
-
-
-@pytest.mark.slow
-def test_runs_that_a_sweep_from_here_would_not_find_have_no_command(here: Path) -> None:
-    runs = [record(attn, settings([f"attn={attn}"]), "elsewhere") for attn in ("mha", "gqa")]
-    assert sweep_command(runs, [1, 2]) is None
-    # A setting that the menu's file lacks cannot be given as an override.
-    runs = [record(attn, settings([f"attn={attn}"])) for attn in ("mha", "gqa")]
-    file = here / "outputs" / "scratch" / "gqa" / "config.yaml"
-    file.write_text(file.read_text().replace("  num_kv_heads:", "  no_such_argument:"))
-    assert sweep_command(runs, [1, 2]) is None

@@ -10,7 +10,6 @@ import yaml
 from support import run_folders, summary
 from sweeping import Launcher, sweep
 
-from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.errors import ConfigError, SweepError
 from gptattn.runs.folder import RunFolder
@@ -255,26 +254,6 @@ def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path
     assert len(launcher.launched) == 2  # what has diverged is not tried again
 
 
-@pytest.mark.slow
-def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(tmp_path, capfd):
-    launcher = Launcher(lambda cfg: 1.2 if cfg.optim.lr == 2e-3 else 1.5)
-
-    def rates_after(*rates: float) -> set[tuple[int, str]]:
-        sweep(tmp_path, launcher, "attn=mha", "seed=1,2", tune=TUNE | {"lr": [*rates]})
-        runs, _ = read_runs([tmp_path / HOME])
-        (section,) = compare(runs).sections
-        return {(run.seed, run.settings["optim.lr"]) for row in section.rows for run in row.runs}
-
-    assert rates_after(1e-3) == {(1, "0.001"), (2, "0.001")}
-    assert rates_after(1e-3, 2e-3) == {(1, "0.002"), (2, "0.002")}
-    assert "replaced: 2 runs at a learning rate that is no longer the best" in (
-        capfd.readouterr().out
-    )
-    launched = len(launcher.launched)
-    assert rates_after(1e-3) == {(1, "0.001"), (2, "0.001")}
-    assert len(launcher.launched) == launched
-
-
 # Until it is decided
 
 
@@ -337,16 +316,3 @@ def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(tmp
     assert seeds_of(tmp_path)["mqa"] == [1, 2, 4, 5]
     assert seeds_of(tmp_path)["mha"] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert "mqa: lacks some of the first 5 seeds; no more follow" in capfd.readouterr().out
-
-
-@pytest.mark.slow
-def test_further_seeds_run_at_the_best_rate_and_leave_the_tuning_seed_out(tmp_path):
-    launcher = spread(0.02)
-    real = launcher.outcome
-    launcher.outcome = lambda cfg: 1.0 if cfg.optim.lr == 2e-3 and cfg.seed == 6 else real(cfg)
-    given = ("attn=mha,gqa", FIRST, "sweep.until=0.022")
-    sweep(tmp_path, launcher, *given, tune={"lr": [1e-3, 2e-3], "seed": 6})
-    compared = [run for run in run_folders(tmp_path) if run.parent.name == "scratch"]
-    rates = {RunFolder(run).read_settings()["optim"]["lr"] for run in compared}
-    assert rates == {2e-3}
-    assert {summary(run)["seed"] for run in compared} == {1, 2, 3, 4, 5, 7, 8}

@@ -75,15 +75,6 @@ def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path):
     assert fingerprint(cut / "run") == fingerprint(whole / "run")
 
 
-@pytest.mark.slow
-def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path):
-    own = ("trainer.devices=2", "budget.steps=null", "budget.seconds=1", "validation.count=4")
-    assert start(tmp_path, *tiny(tmp_path, *SHARED, *own)).wait() == 0
-    validated = [row for row in rows(tmp_path / "run") if "val/loss" in row]
-    assert len(validated) == 4
-    assert validated[-1]["progress/seconds"] >= 1
-
-
 def test_the_processes_are_those_that_torchrun_has_started(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

@@ -1,14 +1,13 @@
 """What damage, NaN and Inf, a second writer, and files that vanish do to a run."""
 
 import contextlib
-import json
 import os
 import re
 
 import pytest
 import torch
 from interrupted import begun, content, crash, fingerprint, once, steps_kept
-from support import rows, run_folders, start, tiny
+from support import run_folders, start, tiny
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
@@ -132,23 +131,6 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
     assert line.startswith("error: run: was removed or moved during the run; ")
     assert not run.exists()
     assert start(tmp_path, "resume=moved") == 0
-
-
-@pytest.mark.slow
-def test_a_run_whose_rows_are_gone_says_what_is_missing_when_it_goes_on(
-    tmp_path, monkeypatch, capfd
-):
-    file = tmp_path / "run" / "metrics.jsonl"
-    once(monkeypatch, "training_step", 3, crash)
-    assert start(tmp_path, *begun(tmp_path)) == 1
-    capfd.readouterr()
-    file.unlink()
-    assert start(tmp_path, "resume=run") == 0
-    (warning,) = capfd.readouterr().err.splitlines()
-    assert warning.startswith("warning: metrics.jsonl: ")
-    assert warning.endswith("rows written before step 2 are missing")
-    assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-    assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
 
 
 def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(tmp_path, capfd):

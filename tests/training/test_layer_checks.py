@@ -37,10 +37,6 @@ def test_a_broken_layer_is_refused_and_the_line_says_what_is_wrong(broken):
 
 
 SMALL = ("model.d_model=16", "model.num_heads=2", "model.dropout=0.3")
-WHOLE = [
-    *(("attn=" + attn, "model=gpt2_small", "block=llama") for attn in menu("attn")),
-    *(("attn=cross_layer", "part=" + part, *SMALL) for part in menu("part")),
-]
 
 
 @pytest.mark.parametrize("attn", slow_but({"gqa", "dsa", "mamba2"}, menu("attn")))
@@ -52,12 +48,6 @@ def test_no_mechanism_of_the_menu_is_refused(attn):
 def test_no_part_is_refused_nor_layers_that_differ():
     assert check_layers(settings(f"part=[{','.join(menu('part'))}]", *SMALL)) == []
     assert check_layers(settings("pattern=[sliding,gqa]", "part=[value_residual]", *SMALL)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chosen", WHOLE, ids="-".join)
-def test_nothing_of_the_menu_is_refused_in_another_model(chosen):
-    assert check_layers(settings(*chosen)) == []
 
 
 X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}

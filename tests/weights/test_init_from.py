@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from llamas import assert_same_logits, theirs
-from support import TEXT, Call, bpe, check_job, series, start, summary, tiny, train
+from support import TEXT, Call, bpe, check_job, series, summary, tiny, train
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from gptattn.data.tokenizer import ByteTokenizer
@@ -112,36 +111,6 @@ def test_a_llama_is_converted_generates_text_and_is_written_again(
     assert ids == load_run(same).tokenizer.encode(TEXT[:300], "text").tolist()
 
 
-# What a run needs to begin from that Llama.
-NEEDED = (
-    "tokenizer=gpt2 block=llama position=rope model.num_layers=2 model.d_model=24 "
-    "model.d_mlp=29 block.tied_head=false model.qkv_bias=false block.norm_eps=1e-05 "
-    "position.base=500.0"
-)
-
-
-@pytest.mark.slow
-def test_a_llama_trains_with_the_settings_that_the_error_names(
-    llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    still = ["optim.lr=1e-12", "budget.steps=1", "attn=gqa", "attn.num_kv_heads=2"]
-    arguments = tiny(tmp_path, f"init_from={llama}", *still)
-    assert start(tmp_path, *arguments) == 2
-    assert not (tmp_path / "outputs").exists()
-    said = f"error: init_from: {llama} differs from this run; give {NEEDED}\n"
-    assert capfd.readouterr().err == said
-    arguments += NEEDED.split()
-    # The context stays shorter than the source's: rotary positions have no weights.
-    assert start(tmp_path, *arguments, "model.vocab_size=416") == 0
-    (run,) = (file.parent for file in tmp_path.rglob("summary.json"))
-    saved = load_run(run)
-    assert saved.model.context_length == 16
-    ids = torch.randint(416, (2, 16))
-    with torch.no_grad():
-        expected = LlamaForCausalLM.from_pretrained(llama)(ids).logits
-        torch.testing.assert_close(saved.model(ids), expected, rtol=0, atol=1e-5)
-
-
 def test_a_tokenizer_of_another_kind_is_not_claimed(
     llama: Path, tmp_path: Path, call: Call
 ) -> None:
@@ -163,16 +132,3 @@ def test_a_folder_of_another_family_is_refused(llama: Path, tmp_path: Path, call
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
     with pytest.raises(CheckpointError, match=r"'mistral', but must be one of .'gpt2', 'llama', "):
         find_family(tmp_path)
-
-
-@pytest.mark.slow
-def test_a_context_is_stretched_and_a_stretched_one_stays_so(tmp_path: Path) -> None:
-    source = save(tmp_path / "a", "block=llama")
-    stretched = ["block=llama", f"init_from={source}", "model.context_length=32"]
-    longer = save(tmp_path / "b", *stretched, "position.stretch=2.0")
-    for given, said in (
-        (stretched, "give model.context_length=16"),
-        ([*stretched, f"init_from={longer}"], "give position.stretch=2.0"),
-    ):
-        with pytest.raises(UserError, match=f"{re.escape(said)}$"):
-            check_job(tiny(tmp_path / "c", *given))
