@@ -30,7 +30,7 @@ class Start:
     source: Path | None = None  # the checkpoint; None: the run starts at step 0
     step: int = 0  # optimizer steps taken
     seconds: float = 0.0  # of training so far
-    rows: int = 0  # rows of metrics.jsonl that were written before it
+    bytes_of_rows: int = 0  # in metrics.jsonl, written before it
     completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
     facts: dict[str, Any] = field(default_factory=dict)  # from `collect_facts`
 
@@ -79,7 +79,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
         source,
         content["global_step"],
         clock["seconds"],
-        rows["rows"],
+        rows["bytes"],
         tuple(rows["completed"]),
         facts,
     )

@@ -1,11 +1,9 @@
-"""Reads the rows of metrics.jsonl, and drops those after the checkpoint of a resumed run."""
+"""Reads the rows of metrics.jsonl."""
 
 import json
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -45,24 +43,3 @@ def read_metrics(folder: RunFolder) -> "DataFrame":
     ]
     table = DataFrame(long, columns=["step", "metric", "value"])
     return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True)
-
-
-def keep_rows(folder: RunFolder, count: int, step: int) -> int:
-    """Keep the first `count` rows of metrics.jsonl, those written up to `step`; drop the others.
-
-    Returns the number of rows kept, less than `count` if some were lost: rows written after `step`
-    never replace them.
-    """
-    file = folder.rows_file
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    kept = [line for line in lines[:count] if line.endswith(b"\n") and _read_step(line) <= step]
-    if len(kept) < len(lines):
-        write_atomically(file, lambda target: target.writelines(kept))
-    return len(kept)
-
-
-def _read_step(line: bytes) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, LookupError, TypeError):
-        return math.inf  # not a valid row

@@ -123,7 +123,7 @@ class MetricRows(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rows": 0 if self.record is None else self.record.rows,
+            "bytes": 0 if self.record is None else self.record.size,
             "last": dict(self.last),
             "completed": self.completed,
             "logged_step": self._logged_step,

@@ -25,12 +25,12 @@ CHARTS = (LOSS, TRAIN_LOSS, SPEED)
 class MetricsFile(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered.
 
-    `rows` is the number of rows in the file. Raises DiskError if the disk refuses.
+    Raises DiskError if the disk refuses.
     """
 
-    def __init__(self, folder: RunFolder, rows: int = 0) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         super().__init__()
-        self.folder, self.rows = folder, rows
+        self.folder = folder
         # Unbuffered: closing the file must not retry a write that a full disk has refused.
         self._file = folder.rows_file.open("ab", buffering=0)
 
@@ -52,7 +52,11 @@ class MetricsFile(Logger):
         with explain_disk_errors(self.folder.rows_file, lambda: len(line)):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.rows += 1
+
+    @property
+    def size(self) -> int:
+        """The bytes of all rows in the file."""
+        return self._file.tell()
 
     def save(self) -> None:
         """Flush all rows to the disk."""

@@ -33,7 +33,6 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.resume import Start, check_same, collect_facts, find_start
-from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model, describe_missing_parts
 from gptattn.settings.config import TrainConfig
@@ -196,18 +195,13 @@ def _train(
         elif ready.origin is not None:
             begin_from(ready.origin, model, cfg)
             ready.origin.model.to("meta")  # frees its memory for the training
-        rows = 0
         if FIRST:
             _record_provenance(ready, held, start)
             held.write_settings(cfg)
             held.summary_file.unlink(missing_ok=True)
-            rows = keep_rows(held, start.rows, start.step)
-            if rows < start.rows:
-                print(
-                    f"warning: metrics.jsonl: {start.rows - rows} rows written before step "
-                    f"{start.step} are missing",
-                    file=sys.stderr,
-                )
+            if held.rows_file.exists():  # rows after the checkpoint are written once more
+                size = held.rows_file.stat().st_size
+                os.truncate(held.rows_file, min(start.bytes_of_rows, size))
         if start.source is not None:
             console.print(f"resumes after step {start.step}")
         if cfg.match_made is not None:
@@ -235,7 +229,7 @@ def _train(
         record = board = None
         loggers: list[Logger] = []
         if FIRST:
-            record = MetricsFile(held, rows)
+            record = MetricsFile(held)
             at_end.callback(record.close)
             rewritten = None if start.source is None else start.step + 1
             board = Board(held, data.val_bytes is None, purge_step=rewritten)
