@@ -2,18 +2,17 @@
 
 import contextlib
 import inspect
-import logging
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
 from gptattn.errors import ConfigError, ForeignError
 from gptattn.machine.ending import find_own_code
@@ -91,31 +90,22 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     """
     field, name, packages = f"{group}._target_", spec.get("_target_"), [*PACKAGES, *allow_targets]
     check_targets({"_target_": name}, allow_targets, f"{group}.")
-    log = logging.getLogger("hydra.utils")
-    log.disabled, before = True, log.disabled  # it tells what we raise
+    home, _, attribute = str(name).rpartition(".")
     try:
-        found = get_object(str(name))
-    except (ImportError, AttributeError, ValueError) as error:
-        cause = error.__cause__
-        if cause is not None and (place := find_own_code(cause)) is not None:
-            raise ForeignError(place, f"{type(cause).__name__}: {cause}") from error
-        home, _, missing = str(name).rpartition(".")
-        if (module := sys.modules.get(home)) is not None:  # its class is misspelt
-            there = [getattr(module, one) for one in dir(module)]
-            classes = [
-                one.__name__
-                for one in there
-                if inspect.isclass(one) and f"{one.__module__}.".startswith(f"{home}.")
-            ]
-            raise ConfigError(
-                field, f"{home} has no {missing}; {suggest(missing, classes)}"
-            ) from error
-        why = str(error.__cause__ or error).splitlines()[0]
+        module = import_module(home)
+    except Exception as error:  # whatever the user's own module raises
+        if (place := find_own_code(error)) is not None:
+            raise ForeignError(place, f"{type(error).__name__}: {error}") from error
         raise ConfigError(
-            field, f"{name} cannot be imported ({why}); give package.module.Class"
+            field, f"{name} cannot be imported ({error}); give package.module.Class"
         ) from error
-    finally:
-        log.disabled = before
+    if (found := getattr(module, attribute, None)) is None:
+        classes = [
+            name
+            for name, one in vars(module).items()
+            if inspect.isclass(one) and f"{one.__module__}.".startswith(f"{home}.")
+        ]
+        raise ConfigError(field, f"{home} has no {attribute}; {suggest(attribute, classes)}")
     if inspect.isabstract(found):
         raise ConfigError(field, f"{name} is abstract; name a subclass")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
