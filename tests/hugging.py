@@ -4,23 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
+from transformers import PreTrainedConfig, masking_utils
 
-from gptattn.attention import Attention
+from gptattn.attention import Attention, Shared
 from gptattn.attention.softmax import SoftmaxAttention
-from gptattn.attention.variants.gqa import GroupedQueryAttention
-from gptattn.position import HeadPosition
 
 B, T, H, G, D = 2, 11, 6, 3, 10
 E = H * D
-BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 # The sizes as transformers' configs call them.
 SIZES: dict[str, Any] = {
     "hidden_size": E,
@@ -30,22 +26,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": T,
     "attn_implementation": "eager",
 }
-
-
-class _Wide:
-    """torch, with float64 under the name of float32."""
-
-    float = float32 = torch.float64
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-def widen(monkeypatch: pytest.MonkeyPatch, modeling: ModuleType) -> None:
-    """Replace a model's casts to float32, so that it agrees with ours to float64's precision."""
-    for module in (modeling, modeling_rope_utils):
-        monkeypatch.setattr(module, "torch", _Wide())
-    monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
 class KeepFloat64(TorchFunctionMode):
@@ -84,12 +64,6 @@ def rope(theta: float = 10_000.0, **more: float | str) -> dict[str, float | str]
     return {"rope_type": "default", "rope_theta": theta} | more
 
 
-def ours(position: HeadPosition | None, **settings: Any) -> GroupedQueryAttention:
-    """Our attention at these sizes, in float64."""
-    settings = {"qkv_bias": False, "out_bias": False, "backend": "reference"} | settings
-    return GroupedQueryAttention(E, E, T, H, num_kv_heads=G, position=position, **settings).double()
-
-
 def mask(
     config: PreTrainedConfig, window: bool = False, make: Callable[..., Any] | None = None
 ) -> Tensor:
@@ -100,14 +74,6 @@ def mask(
     made = make(config, torch.zeros(B, T, E).double(), None, None, allow_is_causal_skip=False)
     assert isinstance(made, Tensor)
     return made
-
-
-def calling(
-    theirs: nn.Module, turning: nn.Module, config: PreTrainedConfig, window: bool = False
-) -> Callable[[Tensor], Tensor]:
-    """Return theirs as a function of x alone, with its rotary positions and its model's mask."""
-    at, seen = torch.arange(T)[None], mask(config, window)
-    return lambda x: theirs(x, turning(x, at), attention_mask=seen)[0]
 
 
 @dataclass(frozen=True)
@@ -137,31 +103,45 @@ def projections(mine: SoftmaxAttention, theirs: nn.Module) -> list[Pair]:
 
 
 def assert_agreement(
-    mine: Attention,
-    theirs: Callable[[Tensor], Tensor],
-    pairs: Sequence[Pair],
-    atol: float = 1e-12,
+    mine: Sequence[Attention], theirs: Sequence[Callable[[Tensor], Tensor]], pairs: list[Pair]
 ) -> None:
-    """Copy our weights into theirs, and compare outputs and all gradients."""
-    assert {id(pair.mine) for pair in pairs} == {id(p) for p in mine.parameters()}
+    """Copy our weights into theirs, and compare outputs, gradients and decoding, layer by layer."""
+    assert {id(pair.mine) for pair in pairs} == {id(p) for one in mine for p in one.parameters()}
     with torch.no_grad():
         for pair in pairs:
-            pair.mine.add_(torch.randn_like(pair.mine), alpha=0.3)
             place = pair.part(pair.theirs)
             place.copy_(pair.mine.view_as(place) - pair.less)
-    x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
-    upstream = torch.randn(B, T, E, dtype=torch.float64)
-    y, y_theirs = mine(x), theirs(x)
-    near = {"rtol": 0, "atol": atol}
-    torch.testing.assert_close(y, y_theirs, **near)
+    width = mine[0].d_in
+    x = torch.randn(B, T, width, dtype=torch.float64, requires_grad=True)
+    y, expected, shared = x, x, Shared(range(T))
+    for one, call in zip(mine, theirs, strict=True):
+        normed = rms_norm(expected, [width])
+        assert_near(one(normed), call(normed))  # by layer, and then all of them
+        y, expected = y + one(rms_norm(y, [width]), None, shared), expected + call(normed)
+    assert_near(y, expected)
+    upstream = torch.randn_like(y)
     pairs = [pair for pair in pairs if pair.learns]
     got = torch.autograd.grad(y, [x, *(pair.mine for pair in pairs)], upstream)
-    wanted = torch.autograd.grad(y_theirs, [x, *(pair.theirs for pair in pairs)], upstream)
-    near["atol"] *= 10  # gradients are sums over the tokens
-    torch.testing.assert_close(got[0], wanted[0], **near)
+    wanted = torch.autograd.grad(expected, [x, *(pair.theirs for pair in pairs)], upstream)
+    assert_near(got[0], wanted[0])
     for pair, gradient, other in zip(pairs, got[1:], wanted[1:], strict=True):
-        expected = pair.part(other)
-        torch.testing.assert_close(gradient.view_as(expected), expected, **near)
+        assert_near(gradient.view_as(pair.part(other)), pair.part(other))
+
+    caches, steps = [one.new_cache(B, T) for one in mine], []
+    with torch.no_grad():
+        for t, token in enumerate(x.split(1, dim=1)):
+            stream, shared = token, Shared(range(t, t + 1))
+            for one, cache in zip(mine, caches, strict=True):
+                stream = stream + one(rms_norm(stream, [width]), cache, shared)
+                cache.advance(1)
+            steps.append(stream)
+    torch.testing.assert_close(torch.cat(steps, 1), expected.detach(), rtol=0, atol=1e-9)
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    """Within 1e-10, as a share of the largest number."""
+    size = max(1.0, float(expected.detach().abs().max()))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10 * size)
 
 
 def pairs_of_kda(mine: Any, theirs: Any) -> list[Pair]:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hugging import SIZES, H, rope, widen
+from hugging import SIZES, H, keep_float64, rope
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
@@ -13,10 +13,7 @@ from gptattn.position import RotaryPosition
     ("stretch", "original", "base"), [(2.0, 64, 10_000.0), (4.0, 16, 100.0), (11.0, 4096, 500.0)]
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.4])
-def test_a_stretched_context_turns_as_transformers_yarn_does(
-    stretch, original, base, fraction, monkeypatch
-):
-    widen(monkeypatch, modeling_llama)
+def test_a_stretched_context_turns_as_transformers_yarn_does(stretch, original, base, fraction):
     yarn = {
         "rope_type": "yarn",
         "factor": stretch,
@@ -28,7 +25,8 @@ def test_a_stretched_context_turns_as_transformers_yarn_does(
     config = LlamaConfig(**sizes, rope_parameters=rope(base, **yarn))
     length = 97
     q = torch.randn(1, H, length, size, dtype=torch.float64)
-    cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(q, torch.arange(length)[None])
+    with keep_float64():
+        cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(q, torch.arange(length)[None])
     turned = int(fraction * size)
     assert cos.shape[-1] == turned
     expected, _ = modeling_llama.apply_rotary_pos_emb(q[..., :turned], q[..., :turned], cos, sin)
