@@ -1,10 +1,11 @@
 """The backend `fla`: what is passed to its kernels, and where it is refused.
 
-The kernels run on a GPU only. Stand-ins have the arguments of fla-core 0.6.0 and compute what its
-documentation says, token by token in float64.
+The kernels run on a GPU only. A stand-in takes arguments by their names in fla-core 0.6.0, and
+computes what its documentation says, token by token in float64.
 """
 
 import sys
+from functools import partial
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from types import ModuleType
@@ -13,80 +14,44 @@ import pytest
 import torch
 from building import build_attention, menu, settings
 from contract import assert_same, draw
+from test_recurrence import B, D, H, V, chunked, drawn
 from torch import Tensor, einsum
 
-from gptattn.attention.recurrence import RecurrentAttention, by_fla, chunked_delta, chunked_linear
+from gptattn.attention.recurrence import RecurrentAttention, by_fla
 from gptattn.errors import ConfigError
 
-B, T, H, D, V = 2, 13, 6, 5, 7
-KERNELS = pytest.mark.parametrize("kernel", ["simple_gla", "gated_delta_rule", "kda"])
+T = 13
+# The kernel, and whether it follows the delta rule and has a decay per channel.
+KERNELS = pytest.mark.parametrize(
+    ("delta", "channels"),
+    [(False, False), (True, False), (True, True)],
+    ids=["simple_gla", "gated_delta_rule", "kda"],
+)
 
 
-def chunk_simple_gla(
+def kernel(
+    name: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor | None = None,
-    g_gamma: Tensor | None = None,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    state_v_first: bool = False,
+    g: Tensor,
+    beta: Tensor | None = None,
+    *,
+    scale: float,
+    initial_state: Tensor | None,
+    output_final_state: bool,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] in logarithms, states [N, H, K, V]."""
+    """Each row is a sequence or, with `cu_seqlens`, its pieces from one of them to the next.
+
+    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] in logarithms, with kda [B, T, H, K]; beta
+    [B, T, H] in (0, 1), without it decayed linear attention; states [N, H, K, V].
+    """
     assert q.shape[2] == v.shape[2]
-    return by_sequence(q, k, v, g, None, scale, initial_state, cu_seqlens)
-
-
-def chunk_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `chunk_simple_gla`; beta [B, T, H] in (0, 1)."""
-    return by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens)
-
-
-def chunk_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    use_gate_in_kernel: bool = False,
-    use_beta_sigmoid_in_kernel: bool = False,
-    allow_neg_eigval: bool = False,
-    safe_gate: bool = False,
-    lower_bound: float | None = None,
-    disable_recompute: bool = False,
-    return_intermediate_states: bool = False,
-    state_v_first: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `chunk_gated_delta_rule`; g [B, T, H, K]."""
-    assert g.shape == k.shape
-    return by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens)
-
-
-def by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens) -> tuple[Tensor, Tensor]:
-    """Each row is a sequence or, with `cu_seqlens`, its pieces from one of them to the next."""
+    assert g.shape == (k.shape if name == "kda" else k.shape[:3])
+    assert (beta is None) == (name == "simple_gla")
+    assert output_final_state
     q, k, v, g = (x.double() for x in (q, k, v, g))
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
     cuts = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
     assert cu_seqlens is None or len(q) == 1
     outputs, states = [], []
@@ -109,8 +74,8 @@ def by_sequence(q, k, v, g, beta, scale, initial_state, cu_seqlens) -> tuple[Ten
 def fla(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of this name, with the stand-ins where the kernels are."""
     found = {"fla": {}, "fla.ops": {}} | {
-        f"fla.ops.{kernel.__name__.removeprefix('chunk_')}": {kernel.__name__: kernel}
-        for kernel in (chunk_simple_gla, chunk_gated_delta_rule, chunk_kda)
+        f"fla.ops.{name}": {f"chunk_{name}": partial(kernel, name)}
+        for name in ("simple_gla", "gated_delta_rule", "kda")
     }
     for name, members in found.items():
         module = ModuleType(name)
@@ -119,28 +84,22 @@ def fla(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def drawn(kernel: str) -> list[Tensor | None]:
-    """Queries, keys of length 1, values, log decays and, for a delta rule, write strengths."""
-    k = torch.nn.functional.normalize(draw(B, H, T, D), dim=-1)
-    g = -draw(B, H, T, *[D] * (kernel == "kda")).exp()
-    beta = None if kernel == "simple_gla" else draw(B, H, T).sigmoid()
-    return [draw(B, H, T, D), k, draw(B, H, T, V), g, beta]
-
-
-def chunked(inputs: list[Tensor | None], s: Tensor | None, start_BT: Tensor | None = None):
-    *rest, beta = inputs
-    if beta is None:
-        return chunked_linear(*rest, s, 4, start_BT)
-    return chunked_delta(*rest, beta, s, 4, start_BT)
+def run(
+    inputs: list[Tensor],
+    s: Tensor | None = None,
+    start_BT: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor]:
+    beta = inputs[4] if len(inputs) == 5 else None
+    return by_fla(*inputs[:4], beta, s, start_BT, dtype)
 
 
 @KERNELS
 @pytest.mark.parametrize("continued", [False, True])
-def test_the_kernels_get_what_makes_them_the_chunks(kernel, continued, fla):
-    inputs, s = drawn(kernel), draw(B, H, D, V) if continued else None
+def test_the_kernels_get_what_makes_them_the_chunks(delta, channels, continued, fla):
+    inputs, s = drawn(T, delta, channels), draw(B, H, D, V) if continued else None
     of = [x.requires_grad_() for x in (*inputs, s) if x is not None]
-    expected = chunked(inputs, s)
-    got = by_fla(*inputs, s, None, torch.float64)
+    expected, got = chunked(inputs, s, 4), run(inputs, s)
     assert_same(got, expected)
     upstream = [torch.randn_like(x) for x in expected]
     assert_same(
@@ -149,30 +108,29 @@ def test_the_kernels_get_what_makes_them_the_chunks(kernel, continued, fla):
 
 
 @KERNELS
-def test_documents_are_sequences_of_their_own(kernel, fla):
-    inputs = drawn(kernel)
+def test_documents_are_sequences_of_their_own(delta, channels, fla):
+    inputs = drawn(T, delta, channels)
     start_BT = torch.tensor([[0] * 4 + [4] * 8 + [12], [0] * T])
-    got, _ = by_fla(*inputs, None, start_BT, torch.float64)
-    assert_same(got, chunked(inputs, None, start_BT)[0])
+    got, _ = run(inputs, None, start_BT)
+    assert_same(got, chunked(inputs, None, 4, start_BT)[0])
 
 
 def test_heads_that_share_keys_and_a_decay_of_all_rows_are_spread(fla):
-    q, k, v, g, _ = drawn("simple_gla")
-    inputs = [q[:, :2], k[:, :2], v, g[:1], None]
-    s = draw(B, H, D, V)
-    assert_same(by_fla(*inputs, s, None, torch.float64), chunked(inputs, s))
+    q, k, v, g = drawn(T, delta=False, channels=False)
+    inputs, s = [q[:, :2], k[:, :2], v, g[:1]], draw(B, H, D, V)
+    assert_same(run(inputs, s), chunked(inputs, s, 4))
 
 
 def test_only_queries_keys_and_values_are_rounded_to_the_type_of_the_projections(fla):
     seen = {}
 
-    def kernel(**given):
+    def seeing(**given):
         seen.update({name: x.dtype for name, x in given.items() if isinstance(x, Tensor)})
-        return chunk_kda(**given)
+        return kernel("kda", **given)
 
-    sys.modules["fla.ops.kda"].chunk_kda = kernel
-    inputs = [x.float() for x in drawn("kda")]
-    y, _ = by_fla(*inputs, torch.zeros(B, H, D, V), None, torch.bfloat16)
+    sys.modules["fla.ops.kda"].chunk_kda = seeing
+    inputs = [x.float() for x in drawn(T, delta=True, channels=True)]
+    y, _ = run(inputs, torch.zeros(B, H, D, V), None, torch.bfloat16)
     half, single = torch.bfloat16, torch.float32
     assert seen == {"q": half, "k": half, "v": half, "g": single, "beta": single} | {
         "initial_state": single
