@@ -80,12 +80,6 @@ def test_a_capacity_is_not_overrun_and_a_small_one_is_no_ring():
             cache.write(tokens(5, 6))
 
 
-def test_positions_that_do_not_go_on_are_refused():
-    cache = ring()
-    with pytest.raises(ValueError, match="positions from 3 on do not follow 0 tokens"):
-        cache.write(tokens(3, 4), range(3, 4))
-
-
 def test_a_group_advances_all_and_counts_the_bytes_of_all():
     state = Cache({"state": torch.zeros(2, 3, 3)})
     group = CacheGroup([state, ring(), Cache({})])
@@ -95,14 +89,6 @@ def test_a_group_advances_all_and_counts_the_bytes_of_all():
     # The ring: keys and values, two rows, four places, four bytes.
     assert group.nbytes == 18 * 4 + 2 * 2 * 4 * 4
     assert group.next_positions(2) == range(5, 7)
-
-
-def test_a_longer_step_is_refused_once_it_would_overwrite() -> None:
-    cache = TokenCache({"k": torch.empty(2, 1, 5, 1)}, window=3, sinks=2)
-    cache.write({"k": torch.zeros(2, 1, 4, 1)})
-    cache.advance(4)
-    with pytest.raises(ValueError, match="2 tokens at once; a full cache with sinks takes one"):
-        cache.write({"k": torch.zeros(2, 1, 2, 1)})
 
 
 D, H, T, SINKS, WINDOW = 5, 6, 13, 2, 4

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from building import Allocations, build_gpt
+from building import Allocations
+from contract import draw
 from hugging import B, D, E, H, T
 from support import series, summary, train
 from torch import Tensor
@@ -13,8 +14,6 @@ from torch import Tensor
 from gptattn.attention import Shared
 from gptattn.attention.rule import attention_weights
 from gptattn.attention.variants.dsa import DeepSeekSparseAttention
-from gptattn.attention.variants.mla import MultiHeadLatentAttention
-from gptattn.errors import ConfigError
 from gptattn.position import RotaryPosition
 from gptattn.position.base import Documents
 
@@ -48,10 +47,6 @@ def own_loss(layer: DeepSeekSparseAttention, x: Tensor, positions: Any = None) -
     return loss
 
 
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
 def test_of_equal_scores_the_newest_are_chosen_in_any_order_of_the_keys():
     mine, x = ours(topk=3), draw(B, T, E)
     with torch.no_grad():
@@ -67,20 +62,6 @@ def test_of_equal_scores_the_newest_are_chosen_in_any_order_of_the_keys():
             y = ring(token, cache)
             cache.advance(1)
             torch.testing.assert_close(y[:, 0], ring(x)[:, t], **SAME)
-
-
-def test_an_indexer_that_chooses_all_is_latent_attention():
-    mine, x = ours(topk=T), draw(B, T, E)
-    position = RotaryPosition(T, D, pairs="neighbours")
-    ranks = {"kv_rank": C, "query_rank": QUERY, "rope_dim": P, "out_bias": False}
-    plain = MultiHeadLatentAttention(E, E, T, H, position=position, **ranks).double()
-    plain.load_state_dict({k: v for k, v in mine.state_dict().items() if "index" not in k})
-    torch.testing.assert_close(mine(x), plain(x), **SAME)
-    # With one key fewer, only the last query misses one.
-    mine.topk = T - 1
-    y, expected = mine(x), plain(x)
-    torch.testing.assert_close(y[:, :-1], expected[:, :-1], **SAME)
-    assert (y - expected)[:, -1].abs().amin(-1).min() > 1e-9
 
 
 def plain_loss(layer: DeepSeekSparseAttention, x: Tensor, documents: Documents | None) -> Tensor:
@@ -167,20 +148,3 @@ def test_costs_by_hand():
     assert 3 * mine.flops(5, 5) == (3 * 2 * H * (2 * D + P) + 4 * index + 2 * H * (D + P)) * 15
     assert mine.flops(1, 9) == ours(topk=T).flops(1, 3) + index * (9 - 3)
     assert mine.bfloat16().new_cache(1, 1).nbytes == 2 * (C + P + J)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("attn.topk=0", "attn.topk: topk=0 does not fit context_length=11; give 1 to 11 tokens"),
-        ("attn.topk=12", "attn.topk: topk=12 does not fit context_length=11; give 1 to 11 tokens"),
-        ("attn.topk=null", "attn.topk: "),
-        ("attn.index_heads=0", "attn.index_heads: index_heads=0 must be 1 or more, or a share"),
-        ("attn.index_dim=3", "attn.index_dim: index_dim=3 must hold the rope_dim=4 numbers"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
-    with pytest.raises(ConfigError) as error:
-        build_gpt("attn=dsa", "model.num_heads=3", "position=rope", wrong)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)

@@ -40,6 +40,7 @@ def test_self_attention_gives_the_printed_numbers_in_both_forms():
     v1 = SelfAttentionV1(d_in=3, d_out=2)
     v1.load_from(v2)
     assert_printed(v2(INPUTS), expected)
+    assert_printed(v2(BATCH), [expected, expected])
     assert_printed(v1(INPUTS), expected)
 
 

@@ -4,15 +4,13 @@ import inspect
 
 import pytest
 import torch
-from building import build_gpt, chosen, menu, settings, slow_but
+from building import chosen, menu, settings, slow_but
 from support import summary, train
 
 import gptattn.attention
-from gptattn.attention import MultiHeadAttention
-from gptattn.errors import ConfigError
 from gptattn.machine.source_code import hash_code
 from gptattn.settings.build import build_model
-from gptattn.settings.construct import arguments_of, find_target
+from gptattn.settings.construct import find_target
 
 
 @pytest.mark.parametrize(
@@ -45,16 +43,6 @@ def test_a_class_of_the_menu_is_imported_from_the_package_and_counts_as_its_own_
     assert target.__module__ in own
 
 
-def test_what_every_mechanism_takes_is_checked_as_its_own_arguments_are():
-    takes = arguments_of(MultiHeadAttention)
-    assert {"d_in", "num_heads", "qkv_bias", "dropout", "window"} <= takes.types.keys()
-    assert takes.required == ["d_in", "d_out", "context_length", "num_heads"]
-    assert not takes.others
-    said = r"^attn.bakend: .* takes no such argument; did you mean backend\?"
-    with pytest.raises(ConfigError, match=said):
-        build_gpt("attn=mha", "+attn.bakend=sdpa")
-
-
 @pytest.mark.parametrize("name", ["mla", "tpa"])
 @pytest.mark.parametrize("model", slow_but({"tiny", "gpt2_small"}, menu("model")))
 def test_defaults_that_are_ranks_fit_every_model(model, name):
@@ -65,20 +53,6 @@ def test_defaults_that_are_ranks_fit_every_model(model, name):
 
 
 VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
-
-
-@pytest.mark.slow
-# Dynamo's own.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_compiled_blocks_of_layers_that_differ_compute_what_plain_ones_do():
-    torch.compiler.reset()
-    model = build_gpt("attn=differential", "model.num_layers=4", std=0.3).double()
-    ids = torch.randint(13, (2, 11))
-    expected = model(ids)
-    for block in model.layers():
-        block.compile(backend="aot_eager")
-    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.slow

@@ -48,25 +48,6 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     assert sum(p.weight.numel() for p in projections) == 2_187_264
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("attn.kv_rank=0", "attn.kv_rank: kv_rank=0 does not fit; give 1 to 30"),
-        ("attn.kv_rank=31", "attn.kv_rank: kv_rank=31 does not fit; give 1 to 30"),
-        ("attn.query_rank=31", "attn.query_rank: query_rank=31 does not fit"),
-        ("attn.rope_dim=3", "attn.rope_dim: rope_dim=3 must be even"),
-        ("attn.scale=0", "attn.scale: scale=0 must be a positive number; null: the mecha"),
-        ("part=qk_norm", "part: attn=mla keeps no keys and values of each head that a part could"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
-    sizes = ["model.num_heads=3", "position=rope"]  # heads of 10
-    with pytest.raises(ConfigError) as error:
-        build_gpt("attn=mla", *sizes, *wrong.split())
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
-
-
 def test_a_part_that_changes_heads_goes_to_the_layers_that_keep_them():
     parts = "part=[qk_norm,gate]"
     model = build_gpt("pattern=[mla,gqa]", parts, "position=none")

@@ -212,26 +212,10 @@ def test_dropout_drops_weights_and_scales_up_the_rest_by_every_rule(backend, rul
     assert 0.7 < kept[whole != 0].double().mean() < 0.8
 
 
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ({"scale": 0.0}, "scale=0.0 must be"),
-        ({"scale": math.inf}, "scale=inf must be"),
-        ({"scale": 1.0, "window": 0}, "window=0 must be 1 or more"),
-        ({"scale": 1.0, "softcap": -1.0}, "softcap=-1.0 must be"),
-    ],
-)
-def test_a_rule_that_cannot_be_is_refused_by_name(rule, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
-        Rule(**rule)
-
-
-def test_positions_that_do_not_fit_the_tokens_are_refused():
-    q, k = draw(1, 1, 2, D), draw(1, 1, 3, D)
-    with pytest.raises(ValueError, match="2 queries and 3 keys need q_pos and k_pos"):
-        attend(q, k, k, Rule(1.0))
-    with pytest.raises(ValueError, match="k_pos has 2 positions for 3 tokens"):
-        attend(q, k, k, Rule(1.0), q_pos=range(2), k_pos=range(2))
+def test_a_rule_that_cannot_be_is_refused_by_name():
+    for name, wrong in (("scale", 0.0), ("window", 0), ("softcap", 0.0)):
+        with pytest.raises(ValueError, match=f"^{name}={wrong} must be"):
+            Rule(**{"scale": 1.0, name: wrong})
 
 
 C_BHT = -torch.rand(2, 6, 4096).cumsum(-1)

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from building import Allocations, build_gpt, disturb
+from building import disturb
 from contract import draw
 from torch import Tensor
 
 from gptattn.attention.variants.tpa import TensorProductAttention
-from gptattn.errors import ConfigError
 from gptattn.model.cost import count_parameters
 from gptattn.position import HeadPosition, RotaryPosition
 from gptattn.settings.build import build_model
@@ -72,18 +71,6 @@ def test_outputs_and_gradients_are_those_of_the_papers_formulas(rope, backend):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_decoding_makes_no_keys_or_values_of_all_heads():
-    context = 512
-    mine = TensorProductAttention(60, 60, context, 6).eval()
-    cache = mine.new_cache(1, context)
-    with torch.no_grad():
-        mine(torch.randn(1, context - 1, 60), cache)
-        cache.advance(context - 1)
-        with Allocations() as made:
-            mine(torch.randn(1, 1, 60), cache)
-    assert max(made.elements) == 2 * 6 * context  # a number for each term, head and token
-
-
 def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     with torch.device("meta"):
         sizes = ["model=gpt2_small", "trainer=cpu", "attn=tpa", "position=rope"]
@@ -111,19 +98,3 @@ def test_factors_are_drawn_by_xaviers_rule_each_as_one_matrix():
             assert 0.98 * bound < drawn.abs().max() <= bound
             assert drawn.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
     assert mine.out_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("attn.query_rank=0", "attn.query_rank: query_rank=0 does not fit; give 1 to 30"),
-        ("attn.key_rank=31", "attn.key_rank: key_rank=31 does not fit"),
-        ("attn.key_rank=null", "attn.key_rank: is null; give a whole number"),
-        ("part=qk_norm", "part: attn=tpa keeps no keys and values of each head"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(wrong, message):
-    with pytest.raises(ConfigError) as error:
-        build_gpt("attn=tpa", "model.num_heads=3", wrong)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)

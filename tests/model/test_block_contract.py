@@ -83,13 +83,14 @@ def test_the_widths_are_those_with_as_many_parameters(mlp: str) -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch reads it itself
 def test_compiled_blocks_give_the_same_loss_and_gradients(block: str) -> None:
     ids, targets = torch.randint(V, (2, B, T))
+    documents = torch.tensor([[0] * 4 + [1] * 7, [0] * T])
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
         model = build_gpt(*SIZES, block, std=0.1)
         for layer in model.layers() if compiled else []:
             layer.compile(backend="aot_eager")
-        loss = model.loss(ids, targets)
+        loss = model.loss(ids, targets) + model.loss(ids, targets, documents)
         found.append((loss, *torch.autograd.grad(loss, tuple(model.parameters()))))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
     torch._dynamo.reset()  # keep what was compiled here out of other tests

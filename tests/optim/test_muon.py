@@ -172,17 +172,3 @@ def test_matrices_decay_and_no_gain_bias_or_convolution_does(variant: str) -> No
             assert parameter not in of_layers, name
         assert (parameter in of_layers) <= name.startswith("blocks."), name
     assert model.layers()[0].mlp.down.weight in of_layers
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"momentum": 1.0}, "momentum=1.0"),
-        ({"steps": 8}, "steps=8"),
-        ({"iteration": "newton"}, "iteration=newton"),
-        ({"dtype": "bf16"}, "dtype=bf16"),
-    ],
-)
-def test_a_value_that_cannot_work_is_named(settings: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=f"^{named}"):
-        Muon(**settings)

@@ -1,4 +1,4 @@
-"""Positions by hand: each encoding's numbers, how they are read by position, and what is refused.
+"""Positions by hand: each encoding's numbers, and how they are read by position.
 
 tests/weights compares rotary positions with transformers' Llama.
 """
@@ -8,19 +8,11 @@ import math
 import pytest
 import torch
 from building import build_gpt, menu
-from torch import Tensor
+from contract import assert_same, draw
 
 from gptattn.position import LearnedPosition, LinearBias, RotaryPosition, SinusoidalPosition
 
 B, H, G, T, D = 2, 6, 3, 11, 10
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def test_each_pair_turns_by_its_own_angle():
@@ -151,25 +143,6 @@ def test_a_stretch_slows_what_turned_less_than_once_and_keeps_what_turned_often(
     assert_same(long.cos_TR[::4, slow], grown * plain.cos_TR[:, slow])
     explicit = RotaryPosition(4 * original, size, stretch=stretch, original_context=original)
     assert torch.equal(explicit.cos_TR, long.cos_TR)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"head_dim": 7}, r"head_dim=7 must be even"),
-        ({"fraction": 0.0}, r"fraction=0.0 must be above 0 and at most 1"),
-        ({"fraction": 0.1}, r"fraction=0.1 of head_dim=10 is less than 2 numbers; give 0.2 or"),
-        ({"base": 0.0}, r"base=0.0 must be a positive number"),
-        ({"base": 1.0, "stretch": 2.0}, r"base=1.0 must be above 1"),
-        ({"stretch": 0.5}, r"stretch=0.5 must be 1.0 \(none\) or more"),
-        ({"stretch": math.inf}, r"stretch=inf "),
-        ({"original_context": 8}, r"original_context=8 has no effect with stretch=1.0"),
-        ({"original_context": 0, "stretch": 2.0}, r"original_context=0 must be 1 or more"),
-    ],
-)
-def test_an_impossible_rotation_is_refused_by_name(settings, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        RotaryPosition(**{"context_length": T, "head_dim": D} | settings)
 
 
 @pytest.mark.parametrize("position", menu("position"))
