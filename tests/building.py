@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,12 +53,6 @@ SMALL = (
     "model.qkv_bias=true",
 )
 
-# The mechanisms in tests/probes.py, with one YAML each; they exist for tests only.
-PROBE_CONFIGS = Path(__file__).with_name("probe_configs")
-PROBES = sorted(path.stem for path in (PROBE_CONFIGS / "attn").glob("*.yaml"))
-WITH_PROBES = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
-
-
 # Settings that choose no file and that no file refers to.
 PLAIN = re.compile(
     r"((model|block|optim|budget|validation|sample|trainer)\.\w|data\.path=|"
@@ -74,7 +67,7 @@ PARSER = OverridesParser.create()
 
 # What the contract is tested on. The parts are tested on one mechanism with shared keys and values;
 # on the others, in random combinations.
-CONTRACT = [*menu("attn"), *PROBES, *(f"gqa+{part}" for part in menu("part"))]
+CONTRACT = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
 
 
 def mechanism_of(variant: str) -> str:
@@ -128,19 +121,17 @@ def _choose(cfg: TrainConfig, group: str, names: Any) -> TrainConfig:
         listed = [names] if isinstance(names, str) else names
         return replace(cfg, part={name: read_file("part", name) for name in listed})
     spec, choices = read_file(group, names), cfg.choices | {group: names}
-    allowed = cfg.allow_targets + ["probes"] * (names in PROBES)
-    return replace(cfg, **{group: spec}, choices=choices, allow_targets=allowed)
+    return replace(cfg, **{group: spec}, choices=choices)
 
 
 @cache
 def _read_file(group: str, name: str) -> dict[str, Any]:
-    file = Path(group, f"{name}.yaml")
-    found = OmegaConf.load(CONF / file if (CONF / file).exists() else PROBE_CONFIGS / file)
+    found = OmegaConf.load(CONF / group / f"{name}.yaml")
     return OmegaConf.to_container(found)  # type: ignore[return-value]
 
 
 def read_file(group: str, name: str) -> dict[str, Any]:
-    """What a file in `conf/attn`, `conf/part` or `conf/position` says, or one of the probes."""
+    """What a file in `conf/attn`, `conf/part` or `conf/position` says."""
     return dict(_read_file(group, name))
 
 

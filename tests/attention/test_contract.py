@@ -1,5 +1,4 @@
-"""What every attention must do, tested on every file in `conf/attn` and `conf/part`, and on the
-probes.
+"""What every attention must do, tested on every file in `conf/attn` and `conf/part`.
 
 A capability is tested on the mechanisms that have it.
 """

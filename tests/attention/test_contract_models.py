@@ -1,6 +1,6 @@
 """What a model of every attention must do, with every position: the contract of whole models.
 
-It is tested on every file in `conf/attn`, `conf/part` and `conf/position`, and on the probes.
+It is tested on every file in `conf/attn`, `conf/part` and `conf/position`.
 """
 
 from itertools import chain

@@ -1,17 +1,19 @@
 """Documents in one row are as if each had a row of its own: all of the menu keeps them apart.
 
-It is tested on every file in `conf/attn`, `conf/part` and `conf/position`, and on the probes.
+It is tested on every file in `conf/attn`, `conf/part` and `conf/position`.
 """
 
 from collections.abc import Sequence
 
 import pytest
 import torch
+from broken_layers import Mixer
 from building import CONTRACT, build_attention, build_gpt, disturb, mechanism_of, menu, takes
 from contract import E, T, assert_same, draw, overrides_of, with_maps
 from torch import Tensor
 
 from gptattn.attention import Attention, Shared
+from gptattn.attention.foreign import ForeignAttention
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.
@@ -63,15 +65,10 @@ def test_a_layer_keeps_documents_apart(variant, backend):
         assert_apart(attention, LENGTHS)
 
 
-def test_chunks_of_the_delta_rule_keep_documents_apart():
-    for chunk in (1, 3, 4):
-        assert_apart(build_attention("gated_deltanet", chunk=chunk), LENGTHS)
-
-
 def test_what_does_not_keep_documents_apart_refuses_them():
-    attention = build_attention("probe_linear_state")
+    attention = ForeignAttention(Mixer(E, E), E, E, T)
     shared = Shared(Documents.numbered(numbers([(4, 7)])))
-    with pytest.raises(ValueError, match="LinearState cannot keep a row's documents apart"):
+    with pytest.raises(ValueError, match="Mixer cannot keep a row's documents apart"):
         attention(torch.randn(1, T, E), None, shared)
 
 
@@ -123,25 +120,3 @@ def test_maps_show_no_weight_between_documents(variant):
     assert not w_BHTS.movedim(1, -1)[apart].any()
     first = attention.attention_weights(x[:1, 4:])
     assert_same(w_BHTS[:1, :, 4:, 4:], first)
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-@pytest.mark.slow
-def test_a_compiled_block_keeps_documents_apart_and_is_compiled_once():
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    model = build_gpt("attn=sliding", "position=learned", "model.num_layers=1", std=0.3).double()
-    ids = torch.randint(13, (3, T))
-    batches = [numbers(LENGTHS[:3]), numbers(LENGTHS[1:])]
-    expected = [model.hidden(ids, None, one) for one in batches]
-    made = CompileCounterWithBackend("aot_eager")
-    for block in model.layers():
-        block.compile(backend=made, fullgraph=True)
-    assert_same([model.hidden(ids, None, one) for one in batches], expected, 1e-11)
-    assert made.frame_count == 1
-
-
-def test_documents_and_a_cache_do_not_go_together():
-    model = build_gpt()
-    with pytest.raises(ValueError, match="documents: a cache cannot keep a row's documents apart"):
-        model.hidden(torch.zeros(1, T, dtype=torch.int64), model.new_cache(1), numbers([(4, 7)]))

@@ -78,3 +78,10 @@ def test_a_mistake_is_one_line_and_writes_nothing(arguments, code, said, tmp_pat
     (line,) = err.splitlines()
     assert (found, line[: len(said)]) == (code, said)
     assert not out.exists()
+
+
+def test_a_run_without_attention_weights_is_named(tmp_path, call):
+    run = save(tmp_path / "run", "attn=gated_deltanet")
+    code, _, err = call("attention_map", f"run={run}", "prompt=a")
+    said = "attn=gated_deltanet has no attention weights to show; give another run"
+    assert (code, err) == (2, f"error: run: {said}\n")

@@ -20,7 +20,6 @@ KINDS = [
     ("sliding", "alibi"),
     ("cross_layer", "sinusoidal"),
     ("gated_deltanet", "none"),
-    ("probe_alternating", "rope"),
 ]
 EACH = pytest.mark.parametrize(("variant", "position"), KINDS)
 

@@ -84,6 +84,7 @@ SMALLEST = (
         (["attn=single_head"], 264 - 32 + 32),
         # A second layer costs the same again, without the head's 28 weights.
         (["attn=mha", "model.num_layers=2"], 264 + 32 + 264 - 56 + 32),
+        (["pattern=[mha,mqa]", "model.num_layers=2"], 264 + 32 + 264 - 56 - 32 + 32),
         # SwiGLU has a third matrix of 4 * 5; without an MLP, two of them go.
         (["attn=mha", "model.mlp=swiglu"], 264 + 40 + 32),
         (["attn=mha", "model.mlp=none"], 264 - 80 + 32),

@@ -81,17 +81,13 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
 
 
 def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not():
-    shift, stretch = ({"_target_": f"probe_parts.{name}"} for name in ("Shift", "Stretch"))
-    cfg = replace(
-        settings("pattern=[mha_wrapper,single_head]", "model.num_layers=2"),
-        part={"probe_shift": shift, "probe_stretch": stretch},
-        allow_targets=["probe_parts"],
-    )
+    cfg = settings("pattern=[mha_wrapper,single_head]", "part=[gate,sink]", "model.num_layers=2")
     modules = hash_code_for(cfg)
-    assert "probe_parts" in modules
+    assert "gptattn.attention.parts.gate" in modules
     assert "gptattn.attention.variants.single_head" in modules
     assert "gptattn.attention.variants.mla" not in modules
     turned = replace(cfg, part=dict(reversed(cfg.part.items())))
     assert settings_key(asdict(turned)) != settings_key(asdict(cfg))
-    other = replace(cfg, part=cfg.part | {"probe_shift": shift | {"start": 0.5}})
+    headwise = cfg.part["gate"] | {"granularity": "headwise"}
+    other = replace(cfg, part=cfg.part | {"gate": headwise})
     assert settings_key(asdict(other)) != settings_key(asdict(cfg))

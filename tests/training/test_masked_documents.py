@@ -2,21 +2,21 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from building import PROBE_CONFIGS
+from building import settings
 from support import check_job, rows, series, summary, tiny, train
 from torch import Tensor
 
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
 from gptattn.runs.load import SavedRun, load_run
-from gptattn.settings.build import build_data
+from gptattn.settings.build import build_data, build_model
 
-MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 16  # the context of a tiny run
 
 
@@ -106,8 +106,6 @@ REFUSED = {
     "data.path={text}": "the text lacks two documents to keep apart; leave it out, or give a "
     "folder of several files, or ids with an end of text and their tokenizer",
     "data.mask_documents=3": "3 is an int; give true or false",
-    "attn=probe_linear_state": "LinearState in layer 0 does not keep documents apart; leave one "
-    "of the two out",
 }
 
 
@@ -115,4 +113,12 @@ REFUSED = {
 def test_what_cannot_be_kept_apart_is_refused_in_one_line(override, tmp_path):
     given = tiny(tmp_path, *books(tmp_path, override.format(text=tmp_path / "text.txt")))
     with pytest.raises(ConfigError, match=f"^data.mask_documents: {REFUSED[override]}$"):
-        check_job([*given, *(MENU if "probe" in override else ())])
+        check_job(given)
+
+
+def test_a_layer_that_does_not_keep_documents_apart_is_refused(tmp_path):
+    cfg = settings(*tiny(tmp_path, *books(tmp_path)))
+    mixer = {"attn": {"_target_": "broken_layers.Mixer"}, "allow_targets": ["broken_layers"]}
+    said = r"^data.mask_documents: Mixer in layer 0 does not keep documents apart; leave one"
+    with pytest.raises(ConfigError, match=said):
+        build_model(replace(cfg, **mixer), 256)
