@@ -15,7 +15,7 @@ import pytest
 import torch
 from building import menu
 from interrupted import SIX, begun, fingerprint, once, sent
-from support import Call, start, train
+from support import Call, command, train
 
 import gptattn.training.run
 
@@ -64,11 +64,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=menu("attn"))
 def variant(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(params=menu("position"))
-def position(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
@@ -122,5 +117,5 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         once(patch, "training_step", 2, sent(signal.SIGTERM))
-        assert start(folder, *begun(folder)) == 143
+        assert command(folder, *begun(folder)) == 143
     return folder

@@ -14,13 +14,10 @@ import pytest
 import torch
 import yaml
 from building import settings as cached_settings
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 
-from gptattn.cli.train import end, main, run_job
+from gptattn.cli.train import main
 from gptattn.machine.console import make_console
-from gptattn.settings.compose import CONF, settings
+from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.run import train as train_run
 
@@ -106,25 +103,6 @@ def command(folder: Path, *arguments: str) -> int:
         sys.argv = ["gptattn-train", *arguments]
         with pytest.raises(SystemExit) as ended:
             main()
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def start(folder: Path, *arguments: str) -> int:
-    """As `command`, without Hydra's command line, which composes everything twice."""
-
-    def run() -> None:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = compose("train", [*arguments], return_hydra_config=True)
-            cfg.hydra.mode = RunMode.RUN
-            HydraConfig.instance().set_config(cfg)
-            run_job(cfg)
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with process_state(), contextlib.chdir(folder):
-        sys.argv = ["gptattn-train", *arguments]
-        with pytest.raises(SystemExit) as ended:
-            end(run)
     assert isinstance(ended.value.code, int)
     return ended.value.code
 

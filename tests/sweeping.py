@@ -11,7 +11,6 @@ from typing import Any
 
 from building import settings
 from hydra import initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -41,25 +40,11 @@ def get_ready(*overrides: str) -> Ready:
 COMPOSED: dict[tuple[str, ...], DictConfig] = {}
 
 
-class Loader:
-    """Hydra's loader; equal jobs of all tests are composed once."""
-
-    def __init__(self, loader: ConfigLoader, own: Sequence[str]) -> None:
-        self.loader, self.own = loader, own
-
-    def load_sweep(self) -> DictConfig:
-        make = partial(self.loader.load_configuration, "train", run_mode=RunMode.MULTIRUN)
-        return self._once(("-m",), lambda: make(overrides=[*self.own]))
-
-    def load_sweep_config(self, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        given = [*overrides]
-        return self._once(overrides, lambda: self.loader.load_sweep_config(config, given))
-
-    def _once(self, overrides: Sequence[str], make: Callable[[], DictConfig]) -> DictConfig:
-        key = (*self.own, *overrides)
-        if key not in COMPOSED:
-            COMPOSED[key] = make()
-        return deepcopy(COMPOSED[key])
+def compose_once(overrides: tuple[str, ...], make: Callable[[], DictConfig]) -> DictConfig:
+    """Compose equal jobs of all tests once."""
+    if overrides not in COMPOSED:
+        COMPOSED[overrides] = make()
+    return deepcopy(COMPOSED[overrides])
 
 
 class Launcher:
@@ -115,8 +100,15 @@ def sweep(
         initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
     ):
         own = tiny(folder.parent / "swept", *OWN, *given)  # one text for all tests
-        loader: Any = Loader(GlobalHydra.instance().config_loader(), own)
-        config = loader.load_sweep()
+        hydra = GlobalHydra.instance().config_loader()
+        make = partial(hydra.load_configuration, "train", own, RunMode.MULTIRUN)
+        config = compose_once(("-m", *own), make)
+
+        def load_sweep_config(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+            make = partial(hydra.load_sweep_config, config, [*overrides])
+            return compose_once((*own, *overrides), make)
+
+        loader: Any = SimpleNamespace(load_sweep_config=load_sweep_config)
         HydraConfig.instance().set_config(config)
         launcher.shared = own
         run_sweep(loader, config, launcher, sweeper, [*own, *swept])

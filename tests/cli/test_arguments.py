@@ -4,6 +4,7 @@ import re
 from importlib import import_module
 
 import pytest
+from interrupted import content
 
 from gptattn.cli.arguments import parse
 from gptattn.errors import ConfigError
@@ -36,3 +37,47 @@ def test_a_mistake_names_its_argument(name, arguments, said):
     kind = import_module(f"gptattn.cli.commands.{name}").Arguments
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         parse(kind, arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "code", "said"),
+    [
+        ("generate", ["prompt=" + "Line " * 9, "full=stop"], 3, "prompt: has 45 tokens"),
+        ("generate", ["prompt=L", "samples=1000000000000"], 8, "memory: "),
+        ("generate", ["prompt=L", "prompts_file=none.txt"], 2, "prompts_file: is given together"),
+        ("convert", ["to=gqaa"], 2, "to: 'gqaa' is unknown; did you mean gqa"),
+        ("convert", ["to=gqa", "to.num_kv_heads=3"], 2, "attn.num_kv_heads: num_kv_heads=3 must"),
+        ("convert", ["to=single_head"], 2, "to: layer 0: query heads of shape"),
+        ("convert", ["to=gqa", "to._target_=os.system"], 2, "to._target_: is not a setting of gqa"),
+        ("convert", ["to=gqa", "to.num_kv_heads=[1"], 2, "to.num_kv_heads: '[1' cannot be read"),
+        ("convert", ["to=hf", "to.num_kv_heads=1"], 2, "to.num_kv_heads: is not a setting: hf has"),
+        ("convert", ["to=gqa", "path=x"], 2, "path: works only with from=gpt2"),
+        ("attention_map", ["prompt=a", "layer=2"], 2, "layer: 2 does not exist; give 0 to 1"),
+        ("evaluate", ["lengths=[0]"], 2, "lengths: 0 is not a positive number"),
+        ("evaluate", ["lengths=[1000]"], 2, "lengths: 1000 is longer than the held-out text"),
+        ("recipes", ["cache_bytes=much"], 2, "cache_bytes: 'much' is not a size; give 1000000, "),
+        ("recipes", ["context=64"], 2, "cache_bytes: is missing; give cache_bytes="),
+        (
+            "recipes",
+            ["cache_bytes=1MB", "model.d_modl=8"],
+            2,
+            "model.d_modl: is not a setting; ",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    name, arguments, code, said, runs, tmp_path, call
+):
+    run, out = runs("mha"), tmp_path / "out"
+    given = {
+        "convert": [f"from={run}", f"out={out}"],
+        "attention_map": [f"run={run}", f"out={out}"],
+        "recipes": [],
+    }
+    before = content(run)
+    found, printed, err = call(name, *given.get(name, [f"run={run}"]), *arguments)
+    (line,) = err.splitlines()
+    assert (found, printed) == (code, "")
+    assert line.startswith(f"error: {said}")
+    assert content(run) == before
+    assert not out.exists()

@@ -1,4 +1,4 @@
-"""scripts/attention_map.py: what it writes and prints, and a user's mistakes."""
+"""scripts/attention_map.py: what it writes and prints."""
 
 import re
 from pathlib import Path
@@ -63,21 +63,6 @@ def test_a_single_token_of_a_run_has_a_map_and_no_figures(tmp_path, call):
     assert "entropy –<br>sink –" in page  # noqa: RUF001
     assert "nan" not in out
     assert read_runs([run])[0][0].folder == run
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["prompt=\udcff"], 3, "error: prompt: cannot be written as UTF-8"),
-        (["prompt=a", "layer=2"], 2, "error: layer: 2 does not exist; give 0 to 1"),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(arguments, code, said, tmp_path, call):
-    run, out = save(tmp_path / "run", "attn=mha"), tmp_path / "out"
-    found, _, err = call("attention_map", f"run={run}", *arguments, f"out={out}")
-    (line,) = err.splitlines()
-    assert (found, line[: len(said)]) == (code, said)
-    assert not out.exists()
 
 
 def test_a_run_without_attention_weights_is_named(tmp_path, call):

@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: what it prints, writes and leaves alone, and a user's mistakes."""
+"""scripts/evaluate.py: what it prints, writes, leaves alone and refuses."""
 
 import json
 import shutil
@@ -97,22 +97,6 @@ def test_what_is_damaged_or_of_other_weights_is_replaced(damage, sweep, call):
     assert ("gqa: its evaluation: evaluation.json is damaged" in err) == (damage == "cut")
     assert len(err.splitlines()) == (damage == "cut")
     assert [*evaluation(run).lengths] == [8]
-
-
-@pytest.mark.parametrize(
-    ("run", "length", "code", "said"),
-    [
-        ("nothing", 4, 3, "error: run folder: nothing is not a folder"),
-        ("gqa", 0, 2, "error: lengths: 0 is not a positive number"),
-        ("gqa", 1000, 2, "error: lengths: 1000 is longer than the held-out text"),
-    ],
-)
-def test_a_mistake_is_one_line_and_writes_nothing(run, length, code, said, sweep, call):
-    place = sweep / run if run in POSITIONS else run
-    found, out, err = call("evaluate", f"run={place}", f"lengths=[{length}]")
-    (line,) = err.splitlines()
-    assert (found, out, line[: len(said)]) == (code, "", said)
-    assert not list(sweep.rglob("evaluation.json"))
 
 
 def test_another_text_and_weights_from_before_the_end_are_refused(sweep):

@@ -1,4 +1,4 @@
-"""Which recipes fit: their caches, worked by hand, and mistakes in the arguments."""
+"""Which recipes fit: their caches, worked by hand, and sizes in words."""
 
 import pytest
 
@@ -22,18 +22,3 @@ def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
 def test_a_size_is_in_bytes_or_has_a_unit() -> None:
     sizes = {"1000": 1000, "1.5MB": 1.5e6, "2GB": 2e9, "8kB": 8000, "1MiB": 2**20, "3G": 3e9}
     assert {text: read_bytes(text) for text in sizes} == sizes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["cache_bytes=much"], "cache_bytes: 'much' is not a size; give 1000000, 1MB or 1MiB"),
-        (["context=64"], "cache_bytes: is missing; give cache_bytes="),
-        (["cache_bytes=1MB", "model.d_modl=8"], "model.d_modl: is not a setting; did you mean "),
-    ],
-)
-def test_a_mistake_is_one_line_that_names_its_argument(call, arguments, said) -> None:
-    code, out, err = call("recipes", *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {said}")
-    assert err.count("\n") == 1

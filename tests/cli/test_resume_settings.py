@@ -4,7 +4,7 @@ import pytest
 from building import settings as cached_settings
 from hydra import compose, initialize_config_dir
 from interrupted import content
-from support import TEXT, series, start, summary, tiny
+from support import TEXT, command, series, summary, tiny
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
@@ -53,7 +53,7 @@ def test_the_settings_of_the_first_command_may_stand_beside_resume(tmp_path):
 
 def test_fewer_steps_than_are_taken_are_refused(stopped, capfd):
     before = content(stopped / "run")
-    assert start(stopped, "resume=run", "budget.steps=2") == 2
+    assert command(stopped, "resume=run", "budget.steps=2") == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: budget: is 2 steps, but 3 are already taken")
     assert content(stopped / "run") == before
@@ -64,7 +64,7 @@ def test_another_text_in_its_place_is_refused(stopped, capfd):
     original = text.read_text(encoding="utf-8")
     text.write_text(original.replace("Line 003", "Line 300"), encoding="utf-8")
     try:
-        assert start(stopped, "resume=run") == 2
+        assert command(stopped, "resume=run") == 2
     finally:
         text.write_text(original, encoding="utf-8")
     assert capfd.readouterr().err.startswith("error: data: the text has changed since the run")
@@ -73,7 +73,7 @@ def test_another_text_in_its_place_is_refused(stopped, capfd):
 def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished, tmp_path, capfd):
     run = finished
     before = content(run)
-    assert start(tmp_path, "resume=run") == 0
+    assert command(tmp_path, "resume=run") == 0
     assert (
         "already finished after 6 steps; give a larger budget to continue" in capfd.readouterr().out
     )
@@ -81,7 +81,7 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished,
     # The text may have moved: only its content counts.
     (tmp_path / "moved.txt").write_text(TEXT, encoding="utf-8")
     moved = f"data.path={tmp_path / 'moved.txt'}"
-    assert start(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0
+    assert command(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0
     assert summary(run)["steps"] == 8
     assert [step for step, _ in series(run, "train/loss")] == [1, 2, 3, 4, 6, 8]
     assert [step for step, _ in series(run, "val/loss")] == [2, 4, 6, 8]

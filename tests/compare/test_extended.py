@@ -7,7 +7,7 @@ import pytest
 from interrupted import crash, once
 from reporting import only_section
 from runfolders import TOKENS, write_rows, write_run
-from support import start, summary
+from support import command, summary
 
 from gptattn.compare.curves import average_rows, choose_curves, read_all_curves
 from gptattn.compare.table import load_comparison
@@ -100,8 +100,8 @@ def test_a_run_records_its_metrics_at_the_end_of_each_budget(
     with monkeypatch.context() as patch:
         # The run dies during its extension, when the summary of its first budget is gone.
         once(patch, "training_step", 7, crash)
-        assert start(tmp_path, "resume=run", *longer) == 1
-    assert start(tmp_path, "resume=run", *longer) == 0
+        assert command(tmp_path, "resume=run", *longer) == 1
+    assert command(tmp_path, "resume=run", *longer) == 0
     ends = summary(run)["completed"]
     assert [(end["budget"]["steps"], end["step"]) for end in ends] == [(6, 6), (8, 8)]
     for name in ("val/loss", "val/bits_per_byte", "perf/tokens_per_s"):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from msgspec.structs import replace as changed
 from reporting import report
-from support import start, tiny
+from support import command, tiny
 
 from gptattn.cli.commands.new import write_variant
 from gptattn.compare.finished_runs import SHIPPED, find_shipped, read_runs
@@ -309,7 +309,7 @@ def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
 
 
 def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_path):
-    assert start(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=0.5", "seed=21")) == 0
+    assert command(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=0.5", "seed=21")) == 0
     runs, _ = read_runs([tmp_path])
     assert find_shipped(runs) is None
     moved = replace(runs[0], folder=tmp_path / "track_gate" / "gqa_s21_123456")
@@ -327,7 +327,7 @@ def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_p
 def test_a_module_without_a_cache_has_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_variant("uncached")
-    assert start(tmp_path, *tiny(tmp_path, "attn=uncached")) == 0
+    assert command(tmp_path, *tiny(tmp_path, "attn=uncached")) == 0
     (found,) = read_entries(read_runs([tmp_path])[0], count_caches)
     assert found.caches is None
     assert list_cells(make_track([], BASE))[1][-3:-1] == ["256", "8,192"]

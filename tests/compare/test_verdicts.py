@@ -26,13 +26,7 @@ from gptattn.compare.verdicts import (
     share,
 )
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.two_stages import (
-    NAME,
-    TwoStages,
-    read_two_stages,
-    variant_key,
-    write_two_stages,
-)
+from gptattn.runs.two_stages import TwoStages, variant_key, write_two_stages
 from gptattn.settings.compose import settings
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
@@ -336,21 +330,6 @@ def test_without_a_second_stage_nothing_changes(tmp_path: Path) -> None:
     found = two_stages(tmp_path, [0.1, 0.12, 0.1], half_width=0.5)
     assert [row.difference.first for row in found.rows if row.difference] == [None]
     assert not seed_notes(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"first": 3}',
-        '{"first": [1], "half_widths": {"a": 0}}',
-        '{"first": [1], "half_widths": {"a": "x"}}',
-    ],
-)
-def test_a_damaged_record_of_two_stages_is_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(text)
-    assert read_two_stages(tmp_path) is None
 
 
 @pytest.mark.parametrize(

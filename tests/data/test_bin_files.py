@@ -17,7 +17,7 @@ from gptattn.data import bin_files
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
-from gptattn.data.tokens import INDEX, TOKENS, make_tokens
+from gptattn.data.tokens import INDEX, make_tokens
 from gptattn.errors import ConfigError, DataError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
@@ -138,18 +138,6 @@ def test_a_prepared_text_is_the_text(
         load(BinFiles(str(to)), tmp_path / "b", ByteTokenizer())
     with pytest.raises(DataError, match=r"^data\.val_path: .* has its own held-out part; leave it"):
         load(BinFiles(str(to), val_path=str(to)), tmp_path / "b")
-
-
-def test_a_prepared_text_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    to = tmp_path / "to"
-    make_tokens(documents([TEXT]), to, request(tmp_path / "a"))
-    for name, said in (
-        (TOKENS, r"tokens\.bin is not as tokens\.json says"),
-        (INDEX, r"Expected `str`, got `int` - at `\$\.source`"),
-    ):
-        (to / name).write_text('{"source": 3}')
-        with pytest.raises(DataError, match=rf"^data\.path: .*to is damaged \({said}.*; remove it"):
-            load(BinFiles(str(to)), tmp_path / "b")
 
 
 def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -> None:

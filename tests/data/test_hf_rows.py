@@ -103,22 +103,3 @@ def test_without_the_library_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"^data: data=hf needs the extra hf: pip"):
         load(Rows(None, path=save("jsonl", tmp_path)), tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("x.parquet", "no rows"),
-        ("x.json", '{"text": "a"}\n{"text": 1'),
-        ("x.json", '{"text": "a \\ud83d b"}'),
-    ],
-)
-def test_a_damaged_file_is_named_in_one_line(
-    name: str, content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError) as error:
-        load(Rows(None, path=str(tmp_path / name)), tmp_path / "cache")
-    assert str(tmp_path / name) in error.value.message
-    assert "\n" not in error.value.message
-    assert capfd.readouterr().err == ""

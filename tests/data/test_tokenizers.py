@@ -8,6 +8,7 @@ from gptattn.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Piece,
+    TaskIds,
     Tokenizer,
     encode_prompt,
 )
@@ -48,6 +49,8 @@ def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed() -> Non
     assert encode_prompt(ByteTokenizer(), "").tolist() == [10]
     with pytest.raises(DataError, match=r"^sample\.prompt: cannot be written as UTF-8 at offset 2"):
         encode_prompt(ByteTokenizer(), "ab\udcff")
+    with pytest.raises(DataError, match=r"^prompt: the run has no tokenizer: it trained on a s"):
+        TaskIds().encode("Once", "prompt")
 
 
 def test_more_characters_than_ids_of_16_bits_are_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 import torch
-from support import TEXT, check_job, config, losses, start, summary, tiny, train
+from support import TEXT, check_job, command, config, losses, summary, tiny, train
 
 from gptattn.data.bpe import FILES
 from gptattn.errors import UserError
@@ -50,7 +50,7 @@ def test_it_resumes_with_its_own_copy(
     assert (recorded["tokenizer"]["vocab_size"], recorded["tokenizer"]["path"]) == (SIZE, None)
     file.write_text(file.read_text().replace(recorded["cache_dir"], str(tmp_path / "other")))
     monkeypatch.setattr(tokenizers.Tokenizer, "train_from_iterator", None)  # nothing is learned
-    assert start(tmp_path, f"resume='{run}'", "budget.steps=8") == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=8") == 0
     assert recorded["tokenizer"]["sha256"] == load_run(run).tokenizer.settings()["sha256"]
     assert losses(run)[-1][0] == 8
 

@@ -32,11 +32,6 @@ def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_pat
     assert run.finished() is None
 
 
-@pytest.mark.parametrize("metrics", [None, [], {}, {"val/loss": None}, {"val/loss": float("nan")}])
-def test_a_loss_that_is_no_number_is_none(metrics, tmp_path):
-    assert summary(tmp_path, {"status": "done", "metrics": metrics}).final_loss() is None
-
-
 def test_settings_are_read_as_they_were_written_also_those_of_another_version(tmp_path):
     run, cfg = RunFolder(tmp_path), settings("attn=gqa", "seed=7")
     assert not run.begun

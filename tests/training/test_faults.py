@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from interrupted import begun, content, crash, fingerprint, once, steps_kept
-from support import run_folders, start, tiny
+from support import command, run_folders, tiny
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
@@ -22,7 +22,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
 ):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 5, crash)
-    assert start(tmp_path, *begun(tmp_path)) == 1
+    assert command(tmp_path, *begun(tmp_path)) == 1
     assert steps_kept(run) == ["step=4.safetensors", "step=2.safetensors"]
     newest = run / "checkpoints" / "step=4.safetensors"
     data = newest.read_bytes()
@@ -34,7 +34,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
     (warning,) = capfd.readouterr().err.splitlines()
     assert warning.startswith("warning: checkpoint: step=4.safetensors ")
     assert warning.endswith(f"; using {run}/checkpoints/step=2.safetensors instead")
-    assert start(tmp_path, "resume=run") == 0
+    assert command(tmp_path, "resume=run") == 0
     out, err = capfd.readouterr()
     assert err.splitlines() == [warning.replace(f"{run}", "run")]
     assert "resumes after step 2" in out
@@ -48,7 +48,7 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(finished, tmp_path, capfd)
         path.write_bytes(path.read_bytes()[:100])
     before = content(run)
     capfd.readouterr()
-    assert start(tmp_path, "resume=run") == 4
+    assert command(tmp_path, "resume=run") == 4
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
         "error: checkpoint: none in run/checkpoints can be used (step=6.safetensors cannot be read"
@@ -76,14 +76,14 @@ def test_what_is_not_finite_ends_the_run_and_reaches_no_checkpoint(
         getattr(next(module.model.parameters()), ruined).view(-1)[3] = torch.inf
 
     once(monkeypatch, method, step, ruin)
-    assert start(tmp_path, *begun(tmp_path, "sample.tokens=0")) == 5
+    assert command(tmp_path, *begun(tmp_path, "sample.tokens=0")) == 5
     assert re.match(f"error: {said}", capfd.readouterr().err.splitlines()[-1])
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path, capfd):
     own = ("optim.lr=1e30", "optim.warmup_fraction=0", "validation.count=4")
-    assert start(tmp_path, *tiny(tmp_path, *own)) == 5
+    assert command(tmp_path, *tiny(tmp_path, *own)) == 5
     (line,) = capfd.readouterr().err.splitlines()
     # The first update ruins the weights, so step 1 or the step after it notices.
     assert line.startswith(("error: train/loss: ", "error: val/loss: ", "error: train/grad_norm: "))
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(tmp_path, capfd):
 def test_a_run_that_is_written_is_not_resumed_by_another(stopped, capfd):
     with RunFolder(stopped / "run").lock():
         before = content(stopped / "run")
-        assert start(stopped, "resume=run") == 6
+        assert command(stopped, "resume=run") == 6
         assert content(stopped / "run") == before
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: resume: another process is writing to run; ")
@@ -108,11 +108,11 @@ def test_a_second_start_in_a_folder_writes_nothing(tmp_path, capfd):
     run = tmp_path / "run"
     with RunFolder(run).lock():
         before = content(run)
-        assert start(tmp_path, *begun(tmp_path)) == 6
+        assert command(tmp_path, *begun(tmp_path)) == 6
         assert content(run) == before
     (run / "config.yaml").write_text("seed: 1\n")
     before = content(run)
-    assert start(tmp_path, *begun(tmp_path, "seed=2")) == 6
+    assert command(tmp_path, *begun(tmp_path, "seed=2")) == 6
     assert content(run) == before
     for line in capfd.readouterr().err.splitlines():
         assert line.startswith("error: run_dir: ")
@@ -126,17 +126,17 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
 ):
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, lambda _: run.rename(tmp_path / "moved"))
-    assert start(tmp_path, *begun(tmp_path)) == 7
+    assert command(tmp_path, *begun(tmp_path)) == 7
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: run: was removed or moved during the run; ")
     assert not run.exists()
-    assert start(tmp_path, "resume=moved") == 0
+    assert command(tmp_path, "resume=moved") == 0
 
 
 def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(tmp_path, capfd):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
-        assert start(tmp_path, *tiny(tmp_path, "run_dir=run")) == 141
+        assert command(tmp_path, *tiny(tmp_path, "run_dir=run")) == 141
     assert "Traceback" not in capfd.readouterr().err
-    assert start(tmp_path, "resume=run") == 0
+    assert command(tmp_path, "resume=run") == 0

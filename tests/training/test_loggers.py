@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
-from support import rows, start, tiny, train
+from support import command, rows, tiny, train
 
 LOGGED: list[tuple[int | None, dict[str, Any]]] = []
 
@@ -35,10 +35,12 @@ class Kept(Logger):
 PROBE = (f"+logger.kept._target_={__name__}.Kept", f"allow_targets=[{__name__}]")
 
 
-def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows(tmp_path):
+def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows_beside_lightnings(tmp_path):
     LOGGED.clear()
     own = ("+logger.kept.name='{variant} of {experiment}'", "+logger.kept.tags.seed='{seed}'")
-    run = train(tmp_path, *PROBE, *own)
+    run = train(tmp_path, "logger=[csv]", *PROBE, *own)
+    (table,) = (run / "trackers").rglob("metrics.csv")
+    assert "val/loss" in table.read_text().splitlines()[0].split(",")
     (_, settings), *logged = LOGGED
     assert (settings["name"], settings["tags"]) == ("mha of scratch", {"seed": "1"})
     assert settings["d_model"] == 16
@@ -50,15 +52,9 @@ def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows(tmp_path):
     assert logged == numbers
 
 
-def test_lightnings_csv_logger_writes_beside_the_record(tmp_path):
-    run = train(tmp_path, "logger=[csv]")
-    (table,) = (run / "trackers").rglob("metrics.csv")
-    assert "val/loss" in table.read_text().splitlines()[0].split(",")
-
-
 def test_a_tracker_that_cannot_be_opened_ends_the_run_in_one_line(tmp_path, capfd):
     broken = (*PROBE, "+logger.kept.name=x", "+logger.kept.opens=false")
-    assert start(tmp_path, *tiny(tmp_path, *broken)) == 2
+    assert command(tmp_path, *tiny(tmp_path, *broken)) == 2
     assert capfd.readouterr().err.splitlines() == [
         "error: logger: kept cannot be opened (no route to the server); leave it out"
     ]

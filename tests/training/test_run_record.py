@@ -2,26 +2,16 @@
 
 import math
 import re
-import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import TEXT, config, rows, series, summary, train
+from support import TEXT, config, rows, series, summary
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-import gptattn.training.preflight
-import gptattn.training.run
-from gptattn.compare.finished_runs import read_runs
-from gptattn.data.run_data import RunData
-from gptattn.machine.device import peak_memory_mb
-from gptattn.settings.build import build_data
 
 TRAIN_METRICS = {
     "train/loss",
@@ -130,6 +120,8 @@ def test_the_summary_ends_with_the_last_rows(run):
     for name in (VAL_METRICS | TRAIN_METRICS) - {"train/grad_norm", "perf/peak_memory_training_mb"}:
         assert metrics[name] == series(run, name)[-1][1]
     assert metrics["perf/tokens_per_s"] == pytest.approx(64 / (metrics["perf/step_ms"] / 1e3))
+    flops_per_s = metrics["perf/tokens_per_s"] * metrics["cost/flops_per_token"]
+    assert metrics["perf/mfu"] == pytest.approx(flops_per_s / 1e11)  # the rate of shared_fixtures
 
 
 def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
@@ -139,15 +131,6 @@ def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
             # Each token is a byte here, and a nat is 1.4427 bits.
             bits = row["val/loss"] * 1.4426950408889634
             assert row["val/bits_per_byte"] == pytest.approx(bits)
-
-
-def test_bits_per_byte_counts_bytes_where_tokens_are_characters(tmp_path):
-    run = train(tmp_path, "tokenizer=char", "budget.steps=1", "validation.fraction=0.5")
-    tail = TEXT[len(TEXT) - round(len(TEXT) / 2) :]
-    assert len(tail.encode()) > len(tail)
-    metrics = summary(run)["metrics"]
-    nats = metrics["val/loss"] * len(tail)
-    assert metrics["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / len(tail.encode()))
 
 
 def events(run: Path) -> EventAccumulator:
@@ -218,41 +201,3 @@ def test_every_run_has_the_same_hyperparameters_and_metrics(runs):
 
 
 # Figures of speed and memory
-
-
-def test_an_mfu_above_one_is_null_in_the_record_and_left_out_elsewhere(
-    tmp_path, monkeypatch, capfd
-):
-    # A device whose measured rate is one FLOP per second.
-    monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", lambda *_: 1.0)
-    run = train(tmp_path)
-    assert [value for _, value in series(run, "perf/mfu")] == [None] * 5
-    assert ["perf/mfu", "null"] in [line.split() for line in capfd.readouterr().out.splitlines()]
-    assert summary(run)["metrics"]["perf/mfu"] is None
-    shown = events(run).Tags()["scalars"]
-    assert "perf/tokens_per_s" in shown
-    assert "perf/mfu" not in shown
-    (known,), passed_over = read_runs([run])
-    assert passed_over == []
-    assert "perf/mfu" not in known.metrics
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
-def test_the_peak_is_that_of_training_without_what_loading_took(tmp_path, monkeypatch):
-    while_loading = 0.0
-
-    def hungry(*given: Any) -> RunData:
-        nonlocal while_loading
-        block = b"x" * 300_000_000
-        while_loading = peak_memory_mb(torch.device("cpu"))
-        del block
-        return build_data(*given)
-
-    monkeypatch.setattr(gptattn.training.preflight, "build_data", hungry)
-    run = train(tmp_path)
-    metrics = summary(run)["metrics"]
-    assert metrics["perf/peak_memory_training_mb"] < while_loading - 200
-    values = [value for _, value in series(run, "perf/peak_memory_training_mb")]
-    # A peak never falls, apart from the counter's error.
-    assert all(later > value - 5 for value, later in pairwise(values))
-    assert len(values) == 5

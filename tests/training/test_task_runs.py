@@ -77,16 +77,3 @@ def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_n
     assert data.text_hash == TaskData(Recall(40, 10, 3), 16, TaskIds()).text_hash
     for other in (Recall(40, 10, 3, power=1.0), Recall(40, 11, 3), Recall(41, 10, 3)):
         assert TaskData(other, 16, TaskIds()).text_hash != data.text_hash
-
-
-@pytest.mark.parametrize("script", ["generate", "attention_map"])
-def test_scripts_that_need_a_text_refuse_a_run_on_a_task(script, run, call):
-    code, _, err = call(script, f"run={run}", "prompt=Once")
-    assert (code, err.count("\n")) == (3, 1)
-    assert "prompt: the run has no tokenizer: it trained on a synthetic task, or on ids with" in err
-
-
-def test_its_weights_can_be_converted(run, tmp_path, call):
-    code, _, err = call("convert", f"from={run}", "to=gqa", f"out={tmp_path / 'out'}")
-    assert code == 0, err
-    assert load_run(tmp_path / "out").tokenizer.vocab_size == 40

@@ -24,7 +24,7 @@ def apart(a: GPT, b: GPT) -> float:
 
 LLAMA = "block=llama block.tied_head=false model.qkv_bias=false"
 EXACT = [
-    ("attn=mha", "attn=mha_wrapper"),
+    ("attn=mha part=[qk_norm,gate]", "attn=mha_wrapper part=[qk_norm,gate]"),
     ("attn=gqa attn.num_kv_heads=6", "attn=mha"),
     ("attn=gqa attn.num_kv_heads=1", "attn=mqa"),
     # Each key/value head is copied to all heads of its group.
