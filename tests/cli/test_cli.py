@@ -1,13 +1,10 @@
 """The command line: a mistake costs one line and its exit code, and leaves nothing behind."""
 
-import errno
-import os
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import yaml
-from support import command, run_folders, summary, tiny, train
+from support import command, summary, tiny, train
 
 from gptattn.cli.help import OVER_OTHERS, read_comments
 from gptattn.settings.compose import CONF
@@ -92,18 +89,6 @@ def test_every_setting_in_a_yaml_file_has_a_comment(file):
 
     comments = read_comments(file, "GROUP")
     assert [one for one in leaves(found) if not any(c.endswith(one) for c in comments)] == []
-
-
-def test_a_full_disk_is_a_disk_error_and_leaves_no_half_file(tmp_path, capfd, monkeypatch):
-    def full(descriptor: int) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert command(tmp_path, *tiny(tmp_path)) == 7
-    assert "No space left on device" in complaint(capfd.readouterr().err)
-    assert not list(tmp_path.rglob("*.part"))
-    assert not list(tmp_path.rglob("*.safetensors"))
-    assert run_folders(tmp_path) == []
 
 
 def test_the_console_shows_progress_a_sample_the_result_and_where_the_run_is(tmp_path, capfd):

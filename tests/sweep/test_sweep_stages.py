@@ -69,9 +69,6 @@ def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(tmp_path, 
     [
         "optim.weight_decay=${.lr}",
         pytest.param("optim.eps=${oc.select:optim.lr}", marks=pytest.mark.slow),
-        pytest.param(
-            "pattern=[gqa,mha] model.num_layers=2 attn.scale=${optim.lr}", marks=pytest.mark.slow
-        ),
     ],
 )
 def test_what_depends_on_a_rate_is_planned_as_it_is_trained(depends, tmp_path):

@@ -107,11 +107,9 @@ UNTIED = "block.tied_head=false"
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        pytest.param(["attn=mha_wrapper"], GPT2LMHeadModel, marks=pytest.mark.slow),
         pytest.param(
-            ["attn=mha", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel, marks=pytest.mark.slow
+            ["attn=gqa", UNTIED, "block.norm_eps=0.01"], GPT2LMHeadModel, marks=pytest.mark.slow
         ),
-        pytest.param(["attn=gqa"], GPT2LMHeadModel, marks=pytest.mark.slow),
         pytest.param(
             ["attn=gqa", *LIKE_LLAMA, UNTIED, "position.base=77.0"],
             LlamaForCausalLM,
