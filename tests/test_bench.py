@@ -5,7 +5,7 @@ import torch
 from building import build_gpt, chosen, through_cache
 from contract import assert_same
 from measuring.menu import Stack
-from measuring.rounds import interleave, ratio, spread
+from measuring.rounds import ratio, spread
 
 from gptattn.attention import CacheGroup
 
@@ -15,19 +15,6 @@ def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half() ->
     assert ratio([2.0, 3.0, 8.0], [1.0, 3.0, 2.0]) == 2
     # Of 1 to 8 the quarters lie at 3 and 6, and the median is 4.5.
     assert spread([8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0]) == pytest.approx(1.5 / 4.5)
-
-
-def test_each_contender_has_a_turn_in_each_round_in_an_order_that_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("gc.collect", lambda: 0)  # which takes seconds beside all tests
-    order: list[str] = []
-    names = "abcd"
-    seconds = interleave({name: lambda n=name: order.append(n) or 1.0 for name in names}, rounds=9)
-    rounds = [order[i : i + 4] for i in range(0, 36, 4)]
-    assert {"".join(sorted(one)) for one in rounds} == {names}
-    assert len({tuple(one) for one in rounds}) > 4
-    assert seconds == dict.fromkeys(names, [1.0] * 9)
 
 
 @pytest.mark.parametrize("variant", ["cross_layer", "gqa+value_residual"])

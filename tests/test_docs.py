@@ -7,14 +7,12 @@ import pkgutil
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
 
 import numpy as np
 import pytest
-import yaml
 from building import menu
 from docs_commands import FENCED, PAGES, ROOT, commands_on, examine, new_on
 from support import bpe, train
@@ -25,9 +23,7 @@ import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert
 from gptattn.cli.commands.new import TEMPLATES
 
-README = ROOT / "README.md"
 ADDING = ROOT / "docs" / "add_a_variant.md"
-LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 # The experiments whose runs the pages compare, beside attention_suite.
 SWEPT = (
@@ -108,36 +104,15 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> No
     sys.modules.pop("gptattn.attention.variants.cosine", None)
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, which GitHub and the site make alike of plain ones."""
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    plain = [re.sub(r"[`*_]", "", heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
-    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", one.lower()).strip()) for one in plain}
-
-
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    # `make docs` finds dead anchors too, and pages that are not on the site.
     prose = FENCED.sub("", page.read_text(encoding="utf-8"))
-    links = re.findall(r"\]\(([^)\s]+)\)", prose)
-    for link in links:
-        file, _, anchor = link.partition("#")
-        if re.match(r"\w+:", link):
-            continue
-        target = (page.parent / file).resolve() if file else page
-        assert target.is_file(), link
-        inside = target.is_relative_to(ROOT / "docs")
-        assert inside or not page.is_relative_to(ROOT / "docs"), f"{link}: not on the site"
-        if anchor:
-            assert anchor in anchors(target), link
+    for link in re.findall(r"\]\(([^)\s#]+)", prose):
+        assert re.match(r"\w+:", link) or (page.parent / link).is_file(), link
 
 
-def test_every_page_is_on_the_site_and_every_name_of_the_api_is_there() -> None:
-    text = re.sub(r"(?m)#.*$", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    site = yaml.safe_load(text)
-    shown = Counter(re.findall(r"[\w/]+\.md", yaml.safe_dump(site["nav"])))
-    files = [f for kind in ("md", "ipynb") for f in (ROOT / "docs").rglob(f"*.{kind}")]
-    named = [f.relative_to(ROOT / "docs").with_suffix(".md").as_posix() for f in files]
-    assert shown == Counter(named)
+def test_every_name_of_the_api_is_there() -> None:
     names = [
         name
         for page in (ROOT / "docs" / "api").glob("*.md")
@@ -156,20 +131,3 @@ def test_every_module_and_function_that_the_architecture_page_names_is_there() -
         # A module is not imported, since importing some of them runs something.
         file = (ROOT / "gptattn" / name.replace(".", "/")).with_suffix(".py")
         assert file.is_file() or callable(pkgutil.resolve_name(f"gptattn.{name}")), name
-
-
-def test_the_readme_is_short_and_no_page_needs_the_site_s_includes_to_be_read() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
-    for page in PAGES:
-        assert "--8<--" not in page.read_text(encoding="utf-8"), page
-
-
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_commands_stand_in_blocks_that_are_marked_bash(page: Path) -> None:
-    # Only those are read for commands.
-    text = page.read_text(encoding="utf-8")
-    assert not re.search(r"^(~~~|[ \t]+```)", text, re.MULTILINE)
-    for language, block in FENCED.findall(text):
-        assert language in ("", "bash", "python", "yaml")
-        plain = block if language == "" else ""
-        assert not re.search(r"^(\$ )?(python|make|pip|pytest|gptattn-\w|mkdocs)\b", plain, re.M)

@@ -1,8 +1,8 @@
-"""Helpers: sections and groups of runs in a folder, the report command, and its page parsed."""
+"""Helpers: sections and groups of runs in a folder, the report command, and its page's text."""
 
-from html.parser import HTMLParser
+import html
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,25 +37,6 @@ def groups_in(folder: Path) -> Groups:
     return group_runs(read_runs([folder])[0])
 
 
-class Page(HTMLParser):
-    """Parses a page: its tags, ids and text, and every address that it refers to."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.text = ""
-        self.source = file.read_text(encoding="utf-8")
-        self.feed(self.source)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            elif name in ("src", "href", "xlink:href", "srcset", "data", "action"):
-                self.references.append(value)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+def page_text(file: Path) -> str:
+    """The text of a page, without its tags."""
+    return html.unescape(re.sub("<[^>]+>", "", file.read_text(encoding="utf-8")))

@@ -56,17 +56,6 @@ def test_an_extended_run_counts_where_its_first_budget_ended(tmp_path: Path) -> 
     )
 
 
-def test_a_loss_in_the_middle_of_a_schedule_is_never_load_comparison(tmp_path: Path) -> None:
-    # It has a single budget of 2,000 steps, and was also validated at three quarters of it.
-    write_extended(tmp_path / "mha", "mha", 1, {2000: 1.5})
-    write_run(tmp_path / "gqa", "gqa", 1, 2.0, config=steps(1500))
-    found = load_comparison(tmp_path)
-    assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
-        ("1,500 steps", [2.0]),
-        ("2,000 steps", [1.5]),
-    ]
-
-
 def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
     write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
     write_extended(tmp_path / "b", "gqa", 1, {1000: 2.1, 2000: 1.7})

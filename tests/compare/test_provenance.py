@@ -7,7 +7,7 @@ import pytest
 from reporting import groups_in
 from runfolders import write_run
 
-from gptattn.compare.finished_runs import read_runs, without_replaced
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs
 from gptattn.compare.setting_differences import differences_in_provenance
 from gptattn.compare.table import load_comparison
@@ -71,18 +71,6 @@ def test_a_run_repeated_after_an_edit_replaces_the_old_one(tmp_path: Path) -> No
     assert comparison.skipped == [f"{old}: replaced by new (code of {CHANGED})"]
 
 
-def test_after_an_edit_was_undone_the_run_of_the_current_code_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
-    write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, identity=NEW)
-    todays = "gptattn.compare.finished_runs.is_unchanged"
-    monkeypatch.setattr(todays, lambda code: code[CHANGED] == "v0")
-    (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
-    assert run.folder.name == "today"
-    assert "tried: replaced by today" in line
-
-
 def of_own_seeds(changed: str) -> list[tuple[str, str]]:
     return [(f"outputs/up/mha_s{i}{changed}_{i:06x}", f"w{i}") for i in (1, 2)]
 
@@ -109,19 +97,3 @@ def test_runs_from_other_weights_share_a_row_if_the_weights_are_equal_or_each_se
         identity, config = {"weights": digest}, {"init_from": path}
         write_run(tmp_path / f"r{seed}", "gqa", seed, 2.0, config=config, identity=identity)
     assert {name: len(members) for name, members in groups_in(tmp_path).items()} == rows
-
-
-def test_starting_weights_made_by_other_code_are_other_weights(tmp_path: Path) -> None:
-    def child(name: str, seed: int, original: str, origin: str) -> Path:
-        config = {"init_from": f"outputs/up/{original}"}
-        identity = {"weights": original, "origin": origin}
-        folder = tmp_path / "up" / name
-        return write_run(folder, "gqa", seed, 2.0, config=config, identity=identity)
-
-    for seed in (1, 2):
-        aged(child(f"old{seed}", seed, f"mha_s{seed}_aaaaa{seed}", "o1"), 1e9)
-    child("new1", 1, "mha_s1_bbbbb1", "o2")
-    kept, (line,) = without_replaced(read_runs([tmp_path])[0])
-    assert sorted(run.folder.name for run in kept) == ["new1", "old2"]
-    assert "old1: replaced by new1 (other code made the weights in init_from" in line
-    assert [len(members) for members in group_runs(kept).values()] == [1, 1]

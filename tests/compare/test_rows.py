@@ -71,15 +71,6 @@ def test_a_positions_setting_is_shown_only_if_another_run_has_that_position(tmp_
     }
 
 
-def test_a_null_is_shown_only_beside_a_run_that_lacks_the_setting(tmp_path: Path) -> None:
-    write(tmp_path / "a", "mha")
-    write(tmp_path / "b", "mha", window=4)
-    assert {*groups_in(tmp_path)} == {"mha", "mha attn.window=4"}
-    old = {"attn": {"_target_": "gptattn.mha"}, "position": POSITIONS["learned"]}
-    write_run(tmp_path / "b" / "old", "mha", 1, 2.0, config=old, choices={"position": "learned"})
-    assert {"mha", "mha attn.window=None"} < {*groups_in(tmp_path)}
-
-
 @pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
 def test_rows_of_an_ablation_are_named_by_what_they_change(variant: str, tmp_path: Path) -> None:
     block: dict[str, Any] = {"norm": "rms", "zero_init": True}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import Page, only_section, report
+from reporting import only_section, report
 from rich.console import Console
 from runfolders import write_run, write_sweep
 
@@ -226,7 +226,7 @@ def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path: Path) 
 def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     report(write_sizes(tmp_path / "runs"), "--out", out)
-    page = Page(out / "comparison.html").source
+    page = (out / "comparison.html").read_text(encoding="utf-8")
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)

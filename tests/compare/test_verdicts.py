@@ -163,18 +163,6 @@ def test_only_seeds_of_both_are_compared_and_single_pairs_do_not_count_in_the_co
     assert figures == {"a": (2, pytest.approx(0.15), 1), "b": (1, 0.0, 1)}
 
 
-def test_runs_that_shared_the_machine_have_gaps_for_their_speed_and_no_words_on_it() -> None:
-    shared = {name: value for name, value in COSTS.items() if "perf" not in name}
-    losses = {"mha": BASE, "gqa": BASE, "mqa": BASE[::-1]}
-    found = section(losses, mha=COSTS, gqa=shared, mqa=COSTS)
-    heading, *rows = report_rows(found)
-    cells = {row[0]: dict(zip(heading, row, strict=True)) for row in rows}
-    assert cells["gqa"]["tokens/s"] == cells["gqa"]["step ms"] == "\N{EN DASH}"
-    assert cells["mqa"]["tokens/s"] == "1,000"
-    assert {row.name for row in found.rows if row.speed is None} == {"mha", "gqa"}
-    assert all("token" not in line for line in section_words(found) if line.startswith("gqa"))
-
-
 def test_a_difference_is_stated_with_its_interval_and_its_p() -> None:
     worse = [loss + d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
     # Mean 0.12, deviation root of 0.0002 / 4; t(0.975, 4) = 2.776445 from the table, root of 5:

@@ -20,7 +20,6 @@ from gptattn.data.tasks import (
 )
 from gptattn.data.tokenizer import TaskIds
 from gptattn.errors import ConfigError
-from gptattn.settings.compose import CONF
 
 TASKS = [Recall(64, pairs=5), Copy(), Induction(), SelectiveCopy(tokens=6)]
 
@@ -138,25 +137,3 @@ def test_no_row_that_is_validated_on_is_trained_on() -> None:
     said = r"^data\.val_rows: 1000 of 1000 random rows are among those held out, .* give a longer"
     with pytest.raises(ConfigError, match=said):
         TaskData(Copy(3), 4, TaskIds())  # four rows in all
-
-
-PAGE = (CONF.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("task", "length"),
-    [
-        (Recall(16, pairs=3), 16),
-        (Copy(9), 8),
-        (Induction(9), 8),
-        (SelectiveCopy(9, tokens=3), 12),
-    ],
-)
-def test_the_page_shows_a_row_as_seed_1_draws_it(task: Task, length: int) -> None:
-    ids, targets = task_rows(task, 1, 0, rows=1, length=length)
-    shown = {
-        "ids": [str(i) for i in ids[0]],
-        "scored": ["." if i == IGNORED else str(i) for i in targets[0]],
-    }
-    lines = [f"{name:6}" + "".join(f"{word:>4}" for word in row) for name, row in shown.items()]
-    assert "\n".join(lines) in PAGE
