@@ -16,7 +16,10 @@ import yaml
 from building import settings as cached_settings
 
 from gptattn.cli.train import main
+from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.machine.console import make_console
+from gptattn.runs.load import save_model
+from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.run import train as train_run
@@ -123,6 +126,13 @@ def train(folder: Path, *overrides: str) -> Path:
         train_run(cfg, place, make_console(), overrides=given)
     (run,) = run_folders(folder)
     return run
+
+
+def save_untrained(folder: Path, *overrides: str) -> Path:
+    """Write a tiny model that was not trained, as a conversion does; return its folder."""
+    cfg = check_job(tiny(folder, *overrides))
+    save_model(folder / "model", cfg, build_model(cfg, 256), ByteTokenizer())
+    return folder / "model"
 
 
 def run_folders(folder: Path) -> list[Path]:

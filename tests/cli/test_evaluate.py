@@ -83,19 +83,15 @@ def test_each_of_several_runs_answers_what_it_can(sweep, call):
     }
 
 
-@pytest.mark.parametrize("damage", ["cut", "other weights"])
-def test_what_is_damaged_or_of_other_weights_is_replaced(damage, sweep, call):
+def test_what_is_of_other_weights_is_replaced(sweep, call):
     run = sweep / "gqa"
     ask = ("evaluate", f"run={run}")
     assert call(*ask, "lengths=[4]")[0] == 0
     file = run / "evaluation.json"
     node = json.loads(file.read_text())
     node["basis"]["weights"] = "0" * 64
-    file.write_text(json.dumps(node)[: None if damage == "other weights" else 99])
-    code, _, err = call(*ask, "lengths=[8]")
-    assert code == 0
-    assert ("gqa: its evaluation: evaluation.json is damaged" in err) == (damage == "cut")
-    assert len(err.splitlines()) == (damage == "cut")
+    file.write_text(json.dumps(node))
+    assert call(*ask, "lengths=[8]")[::2] == (0, "")
     assert [*evaluation(run).lengths] == [8]
 
 

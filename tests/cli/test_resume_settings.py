@@ -19,6 +19,7 @@ REFUSED = {
     "model=nano": f"model: {FIXED}",
     "trainer.threads=2": f"trainer.threads: {FIXED}",
     "attn.num_kv_heads=2": f"attn.num_kv_heads: {FIXED}",
+    "pattern=[mqa,gqa]": f"pattern: {FIXED}",
     "sed=2": "sed: is not a setting; did you mean seed?",
     "sample={tokens:1}": "sample: a resumed run accepts only name=value",
     "+logger.csv.name=a": "logger.csv.name: a resumed run accepts only name=value",

@@ -1,29 +1,15 @@
 """A new user's path: convert, generate from both; and what a conversion changes."""
 
 import re
-from pathlib import Path
 
 import pytest
-import torch
-from support import check_job, config, tiny
-
-from gptattn.data.tokenizer import ByteTokenizer
-from gptattn.runs.load import save_model
-from gptattn.settings.build import build_model
+from support import config, save_untrained
 
 FIXED = ("tokens=12", "seed=3", "threads=1", "device=cpu")
 
 
-def save(folder: Path, *overrides: str) -> Path:
-    """Write a tiny model that was not trained."""
-    torch.manual_seed(0)
-    cfg = check_job(tiny(folder, *overrides))
-    save_model(folder / "model", cfg, build_model(cfg, 256), ByteTokenizer())
-    return folder / "model"
-
-
 def test_a_new_users_path(tmp_path, call):
-    mha = save(tmp_path / "mha", "attn=mha")
+    mha = save_untrained(tmp_path / "mha", "attn=mha")
     code, out, _ = call("convert", f"from={mha}", "to=gqa", f"out={tmp_path / 'gqa'}")
     assert code == 0
     assert "mha -> gqa: logits at most" in out
@@ -58,7 +44,7 @@ def test_a_new_users_path(tmp_path, call):
 def test_settings_that_a_conversion_changes_are_printed_and_recorded(
     given, to, said, tmp_path, call
 ):
-    run = save(tmp_path / "a", *given)
+    run = save_untrained(tmp_path / "a", *given)
     code, out, _ = call("convert", f"from={run}", *to, f"out={tmp_path / 'b'}")
     assert code == 0
     found = re.search("^attention settings that change: (.*)$", out, re.MULTILINE)

@@ -85,7 +85,6 @@ def test_a_data_set_of_the_hubs_library(
         ({"name": None}, r"^data\.name: give data\.name=owner/name of the hub, perhaps with ano"),
         ({"name": None, "path": "."}, r"^data\.path: \. has no \.parquet, .*; for plain text, use"),
         ({"name": "a/b", "val_path": "x.json"}, r"^data\.name: give data\.name=.* perhaps with"),
-        ({"name": None, "path": ".", "val_split": "x"}, r"^data\.name: give data\.name=.* perhaps"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(

@@ -44,6 +44,3 @@ def test_a_failure_is_one_line_with_exit_code_4(download: mock.Mock) -> None:
         "the name, the network and your login (hf auth login), or give a folder"
     )
     assert raised.value.exit_code == 4
-    download.side_effect = OSError(28, "No space left on device")
-    with pytest.raises(OSError, match="No space"):  # no fault of the name
-        local_folder("hf:owner/other", "init_from", FILES)

@@ -13,7 +13,6 @@ from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
 from gptattn.errors import ConfigError, UserError
 from gptattn.settings.build import build_data
 from gptattn.settings.compose import settings
-from gptattn.settings.identity import PLACE, RESULT, meaning
 
 T = 8
 
@@ -91,8 +90,3 @@ def test_a_vocabulary_of_one_text_and_texts_of_one_document_are_refused(tmp_path
     said = r"^data\.mask_documents: data\.sources\.x: the text lacks two documents"
     with pytest.raises(ConfigError, match=said):
         Mixture(specs).load(request(tmp_path, mask_documents=True))
-
-
-def test_paths_of_texts_are_places_and_weights_make_the_result():
-    assert meaning("data.sources.x.path") == meaning("data.sources.x.val_path") == PLACE
-    assert meaning("data.sources.x.weight") == meaning("data.sources.x.pattern") == RESULT

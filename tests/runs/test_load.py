@@ -16,12 +16,10 @@ from gptattn.runs.load import load_run, refuse_taken
 from gptattn.settings.construct import ForeignTarget
 from gptattn.training.preflight import ROWS_BYTES, preflight
 
-# Layers 0 and 1 have one key/value head for all query heads, layer 2 has one for each.
-LAYERS = ("pattern=[mqa,mqa,mha]", "model.num_layers=3")
-
 
 def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(tmp_path):
-    cfg = check_job(tiny(tmp_path, *LAYERS))
+    # Layers 0 and 1 have one key/value head for all query heads, layer 2 has one for each.
+    cfg = check_job(tiny(tmp_path, "pattern=[mqa,mqa,mha]", "model.num_layers=3"))
     d, d_mlp, kv = 16, 64, [4, 4, 16]
     attention = sum(2 * (d + 1) * (d + width) for width in kv)  # q, out, k and v, with biases
     others = 3 * (2 * 2 * d + 2 * d * d_mlp + d_mlp + d) + 2 * d

@@ -39,7 +39,7 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
         ("data.path data.val_path data.sources.a.path tokenizer.path", PLACE),
         ("log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y", VIEW),
         ("attn.scale part.gate.granularity pattern[0] model batch_size trainer.precision", RESULT),
-        ("data.mask_documents", RESULT),
+        ("data.mask_documents data.sources.a.weight data.sources.a.pattern", RESULT),
     ],
 )
 def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names, expected):

@@ -41,14 +41,14 @@ def test_a_run_that_died_goes_on_bit_for_bit(how, tmp_path, monkeypatch):
         assert shown == [step for step, _ in series(run, tag)]
 
 
-STOPS = [
-    ("training_step", 1, signal.SIGTERM),  # a validation follows this step
-    ("validation_step", 4, signal.SIGINT),
-    pytest.param("training_step", 5, signal.SIGTERM, marks=pytest.mark.slow),  # the last
-]
-
-
-@pytest.mark.parametrize(("method", "step", "number"), STOPS)
+@pytest.mark.parametrize(
+    ("method", "step", "number"),
+    [
+        ("training_step", 1, signal.SIGTERM),  # a validation follows this step
+        ("validation_step", 4, signal.SIGINT),
+        pytest.param("training_step", 5, signal.SIGTERM, marks=pytest.mark.slow),  # the last
+    ],
+)
 def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     method, step, number, whole, tmp_path, monkeypatch, capfd
 ):

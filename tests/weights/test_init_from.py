@@ -7,27 +7,18 @@ from pathlib import Path
 
 import pytest
 from llamas import assert_same_logits, theirs
-from support import TEXT, Call, bpe, check_job, series, summary, tiny, train
+from support import TEXT, Call, bpe, check_job, save_untrained, series, summary, tiny, train
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.errors import CheckpointError, UserError
-from gptattn.runs.load import load_config, load_run, save_model
-from gptattn.settings.build import build_model
+from gptattn.runs.load import load_config, load_run
 from gptattn.weights.families import LLAMA
 from gptattn.weights.hugging_face import find_family, has_tokenizer
 
 
-def save(folder: Path, *overrides: str) -> Path:
-    """Write a tiny model that was not trained."""
-    cfg = check_job(tiny(folder, *overrides))
-    save_model(folder / "model", cfg, build_model(cfg, 256), ByteTokenizer())
-    return folder / "model"
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save(tmp_path_factory.mktemp("source"), "attn=mha")
+    return save_untrained(tmp_path_factory.mktemp("source"), "attn=mha")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +69,7 @@ def test_weights_that_cannot_be_taken_over_are_refused(
 
 
 def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path, call: Call) -> None:
-    run = save(tmp_path / "a", "attn=gated_deltanet")
+    run = save_untrained(tmp_path / "a", "attn=gated_deltanet")
     said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them"
     other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
     with pytest.raises(UserError, match=f"^init_from: {re.escape(said)}$"):
@@ -87,20 +78,10 @@ def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path, call: 
 
 
 @pytest.mark.slow
-def test_a_llama_is_converted_generates_text_and_is_written_again(
+def test_a_llama_that_was_converted_and_written_again_is_the_llama_with_its_tokenizer(
     llama: Path, tmp_path: Path, call: Call
 ) -> None:
-    run, out = tmp_path / "as_mqa", tmp_path / "out"
-    code, said, _ = call("convert", "from=llama", f"path={llama}", "to=mqa", f"out={run}")
-    assert code == 0
-    assert "cache of a full context: 12,288 -> 6,144 bytes" in said
-    cfg = load_config(run)
-    assert (cfg.choices["block"], cfg.block.tied_head, cfg.block.norm_eps) == ("llama", False, 1e-5)
-    assert (cfg.position["base"], cfg.model.qkv_bias, cfg.model.d_mlp) == (500.0, False, 29)
-    ask = ("prompt=Line 001", "tokens=20", "temperature=0", "threads=1", "device=cpu")
-    assert call("generate", f"run={run}", *ask)[1].startswith("Line 001")
-    # To as many heads as before and out: the logits and the tokens are the source's.
-    same = tmp_path / "same"
+    same, out = tmp_path / "same", tmp_path / "out"
     to = ("to=gqa", "to.num_kv_heads=2", f"out={same}")
     assert call("convert", "from=llama", f"path={llama}", *to)[0] == 0
     assert call("convert", f"from={same}", "to=hf", f"out={out}")[0] == 0
