@@ -104,13 +104,6 @@ def test_an_error_in_the_user_s_file_is_theirs_with_line_and_shapes(tmp_path, ca
     assert "Shift was given x [" in line
     assert "report" not in line
     assert not (here / "run").exists()
-    (here / "own_raises.py").write_text("import nonesuch\n")
-    sys.modules.pop("own_raises", None)
-    assert command(here, *tiny(tmp_path, "attn=own_raises")) == 1
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith(
-        "error: own_raises.py:1: ModuleNotFoundError: No module named 'nonesuch'"
-    )
 
 
 def test_the_check_prints_what_holds_and_refuses_what_no_checkpoint_keeps(tmp_path, capsys):

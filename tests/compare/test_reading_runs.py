@@ -77,8 +77,6 @@ def test_runs_without_a_result_are_named_and_skipped(tmp_path: Path, bad: Path) 
     only_the_good_one_is_read(tmp_path, bad, "not finished")
     (bad / "model.safetensors").write_bytes(b"")
     only_the_good_one_is_read(tmp_path, bad, "converted weights that were not trained")
-    (bad / "summary.json").mkdir()
-    only_the_good_one_is_read(tmp_path, bad, "Is a directory")
 
 
 def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:

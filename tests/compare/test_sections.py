@@ -25,6 +25,7 @@ from gptattn.sweep.progress import print_end
 
 SMALL = {"mha": [3.00, 3.01, 3.02, 3.03], "gqa": [3.11, 3.13, 3.13, 3.15]}
 LARGE = {"mha": [2.00, 2.01, 2.02, 2.03], "gqa": [1.91, 1.91, 1.89, 1.93]}
+TASK = {"task": "Recall", "val_rows": 10, "tokenizer": "none"}
 
 
 def write_sizes(folder: Path) -> Path:
@@ -58,6 +59,24 @@ def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path)
         ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
         ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
         ({"config": {"init_from": "outputs/a"}}, ["from outputs/a", "from scratch"]),
+        ({"data": {"text_sha256": "zzz"}}, ["text abcdefgh", "text zzz"]),
+        ({"data": {"val_tokens": 98}}, ["99 validation tokens", "98 validation tokens"]),
+        ({"data": {"tokenizer": "char"}}, ["byte ByteTokenizer", "char ByteTokenizer"]),
+        (
+            {"config": {"tokenizer": {"_target_": "ByteTokenizer", "lower": True}}},
+            ["lower=True", ""],
+        ),
+        (
+            {"config": {"validation": {"fraction": 0.2}}},
+            ["validation.fraction=0.1", "validation.fraction=0.2"],
+        ),
+        (
+            {"data": TASK},
+            [
+                "text abcdefgh 99 validation tokens, byte ByteTokenizer",
+                "task Recall 10 validation rows, none ByteTokenizer, context_length=128",
+            ],
+        ),
         # What is compared shares a section.
         ({"config": {"position": {"_target_": "Rope"}}}, [""]),
         ({"config": {"optim": {"lr": 0.003}}}, [""]),
@@ -131,9 +150,6 @@ def test_a_matched_width_makes_no_section_and_no_name(tmp_path: Path) -> None:
     }
 
 
-TASK = {"task": "Recall", "val_rows": 10, "tokenizer": "none"}
-
-
 def task_run(
     folder: Path, accuracy: float, seed: int = 1, pairs: int = 4, text: str = "", **size: Any
 ) -> None:
@@ -176,40 +192,6 @@ def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path: Pat
     task_run(tmp_path / "a", 0.5)
     task_run(tmp_path / "b", 0.5, seed=2, text="other")
     assert [row.n for row in only_section(tmp_path).rows] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("other", "titles"),
-    [
-        ({"data": {"text_sha256": "zzz"}}, {"text abcdefgh", "text zzz"}),
-        ({"data": {"val_tokens": 98}}, {"99 validation tokens", "98 validation tokens"}),
-        ({"data": {"tokenizer": "char"}}, {"byte ByteTokenizer", "char ByteTokenizer"}),
-        (
-            {"config": {"tokenizer": {"_target_": "ByteTokenizer", "lower": True}}},
-            {"lower=True", ""},
-        ),
-        (
-            {"config": {"validation": {"fraction": 0.2}}},
-            {"validation.fraction=0.1", "validation.fraction=0.2"},
-        ),
-        (
-            {"data": TASK},
-            {
-                "text abcdefgh 99 validation tokens, byte ByteTokenizer",
-                "task Recall 10 validation rows, none ByteTokenizer, context_length=128",
-            },
-        ),
-    ],
-)
-def test_runs_whose_losses_cannot_be_compared_are_sections(
-    other: dict[str, Any], titles: set[str], tmp_path: Path
-) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_run(tmp_path / "b", "gqa", 1, 2.0)
-    write_run(tmp_path / "c", "gqa", 2, 2.0, **other)
-    sections = load_comparison(tmp_path).sections
-    assert {section.title for section in sections} == titles
-    assert sorted(sum(row.n for row in section.rows) for section in sections) == [1, 2]
 
 
 def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path: Path) -> None:

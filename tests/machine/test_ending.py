@@ -26,6 +26,7 @@ def test_a_closed_terminal_ends_a_run_but_not_one_under_nohup():
             "mine.py:2: RuntimeError: inconsistent",
         ),
         ("x = 1\ny = (\n", "mine.py:2: SyntaxError: "),
+        ("import nonesuch\n", "mine.py:1: ModuleNotFoundError: No module named 'nonesuch'"),
     ],
 )
 def test_an_error_in_code_of_ones_own_names_its_file_and_line(text, said, tmp_path, monkeypatch):
