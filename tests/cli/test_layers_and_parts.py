@@ -33,18 +33,6 @@ def test_a_pattern_of_one_name_is_the_run_with_attn():
     assert name_run(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")
 
 
-def test_a_setting_reaches_the_layers_of_a_pattern_that_have_it():
-    pattern, own = "pattern=[sliding,gated_deltanet]", ("attn.window=8", "attn.conv_size=3")
-    cfg = settings([pattern, *own])
-    layers, plain = (
-        {n: one["attn"] for n, one in x.layers.items()} for x in (cfg, settings([pattern]))
-    )
-    assert layers["sliding"] == plain["sliding"] | {"window": 8}
-    assert layers["gated_deltanet"] == plain["gated_deltanet"] | {"conv_size": 3}
-    named = name_run(cfg, own)
-    assert named.startswith("sliding-gated_deltanet_s1+attn.window-8+attn.conv_size-3_")
-
-
 def test_a_setting_reaches_a_layer_whose_constructor_takes_it():
     # Neither file has qkv_bias, which model.qkv_bias fills otherwise.
     cfg = settings(["pattern=[gqa,mha]", "attn.qkv_bias=false", "attn.num_kv_heads=1"])
