@@ -8,17 +8,15 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from gptattn.data.run_data import Request
 from gptattn.data.text import expand_home, find_files, find_sides
-from gptattn.data.tokenizer import FOLDER
+from gptattn.data.tokenizer import FOLDER, Ids
 from gptattn.data.tokens import (
     INDEX,
     PIECE_TOKENS,
-    TOKEN_DTYPE,
     TokenData,
     TokenSource,
     TokenWriter,
@@ -29,8 +27,8 @@ from gptattn.data.tokens import (
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.read_progress import show_progress
 
-MAGIC, VERSION = 20240520, 1
-HEADER_BYTES = 256 * 4
+MAGIC = (20240520).to_bytes(4, "little")
+HEADER = 512  # ids that a shard's header takes the room of
 HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interval_train_1
 
 
@@ -72,18 +70,19 @@ class BinFiles(TokenSource):
 
     def write_tokens(self, request: Request, train: TokenWriter, val: TokenWriter) -> str:
         train_files, val_files = self._find_files()
-        shards = [read_header(file, "data.path") for file in train_files]
-        to_train_on = sum(shard.count for shard in shards)
+        found = [read_ids(file, "data.path") for file in train_files]
+        to_train_on = sum(map(len, found))
         if val_files:
-            shards += [read_header(file, "data.val_path") for file in val_files]
+            found += [read_ids(file, "data.val_path") for file in val_files]
             val.context = 1
         else:
             to_train_on -= max(1, round(to_train_on * request.val_fraction))
         tokenizer, highest, digests = request.tokenizer, 0, []
-        size = sum(shard.count for shard in shards) * TOKEN_DTYPE.itemsize
-        with show_progress(f"data: reading {self.name}", size) as advance:
-            for shard in shards:
-                ids, digest = map_ids(shard.path, shard.offset), hashlib.sha256()
+        with show_progress(
+            f"data: reading {self.name}", sum(ids.nbytes for ids in found)
+        ) as advance:
+            for ids in found:
+                digest = hashlib.sha256()
                 for start in range(0, len(ids), PIECE_TOKENS):
                     piece = ids[start : start + PIECE_TOKENS]
                     digest.update(piece.data)
@@ -105,34 +104,20 @@ class BinFiles(TokenSource):
         return hashlib.sha256("\n".join(map(json.dumps, sides)).encode()).hexdigest()
 
 
-class Shard(NamedTuple):
-    """A file of `count` ids from byte `offset` on."""
-
-    path: Path
-    offset: int
-    count: int
-
-
-def read_header(path: Path, field: str) -> Shard:
-    """Return where a file's ids are, with or without a header.
+def read_ids(path: Path, field: str) -> Ids:
+    """Return a file's ids, without a shard's header.
 
     Raises DataError, naming `field`, for what cannot be a file of 16-bit ids.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            opening = np.frombuffer(file.read(12).ljust(12, b"\0"), dtype="<i4")
-    except OSError as error:
-        raise DataError(field, f"{path} cannot be read ({error.strerror})") from None
-    if opening[0] != MAGIC:
-        if size % TOKEN_DTYPE.itemsize:
-            raise DataError(field, f"{path} has {size:,} bytes, so it holds no 16-bit ids")
-        return Shard(path, 0, size // TOKEN_DTYPE.itemsize)
-    version, count = map(int, opening[1:])
-    if version != VERSION or size != HEADER_BYTES + TOKEN_DTYPE.itemsize * count:
-        what = f"version {version} and {size:,} bytes for {count:,} ids"
-        raise DataError(field, f"{path} is not a whole shard of version {VERSION}: it has {what}")
-    return Shard(path, HEADER_BYTES, count)
+        ids = map_ids(path)
+    except (OSError, ValueError) as error:  # an odd number of bytes
+        raise DataError(field, f"{path} holds no 16-bit ids ({error})") from None
+    if ids[:2].tobytes() != MAGIC:
+        return ids
+    if len(ids) - HEADER != int.from_bytes(ids[4:6].tobytes(), "little"):
+        raise DataError(field, f"{path} is a shard that is not whole; make it again")
+    return ids[HEADER:]
 
 
 def choose_tokenizer(choice: str, root: Path) -> str:

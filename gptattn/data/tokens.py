@@ -259,9 +259,9 @@ def read_index(folder: Path) -> Index:
         ) from None
 
 
-def map_ids(path: Path, offset: int = 0) -> Ids:
-    """Return the ids in a file from byte `offset` on, mapped to memory."""
-    return np.memmap(path, TOKEN_DTYPE, "r", offset).view(np.ndarray)
+def map_ids(path: Path) -> Ids:
+    """Return the ids in a file, mapped to memory."""
+    return np.memmap(path, TOKEN_DTYPE, "r").view(np.ndarray)
 
 
 def stamp_file(path: Path) -> str:
