@@ -72,22 +72,11 @@ def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> Cach
 
 def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     """Raise ConfigError if this changes no layer of the model (perhaps on the meta device)."""
-    if kind.name == "full":
-        return
-    most = 0
-    for block in model.layers():
-        if not block.attention.decodes_from_cache:
-            title = block.attention.title
-            raise ConfigError("cache", f"{kind.name}: {title} has no cache; give cache=[full]")
-        own = block.attention.new_cache(1, model.context_length)
-        if kind.replace_cache(own, block.attention) is not own:
-            return
-        if isinstance(own, TokenCache):
-            most = max(most, own.capacity)
-    if not most:
-        reason = f"{variant} keeps a state, not an entry per token; give cache=[full]"
-    elif kind.form is not None:
-        reason = f"{variant} keeps too few numbers per token and head to pack; leave it out"
-    else:
-        reason = f"{variant} keeps {most} tokens at most, so this drops nothing; give fewer"
-    raise ConfigError("cache", f"{kind.name}: {reason}")
+    layers = [block.attention for block in model.layers()]
+    caches = [(one, one.new_cache(1, model.context_length)) for one in layers]
+    if kind.name != "full" and all(kind.replace_cache(own, one) is own for one, own in caches):
+        raise ConfigError(
+            "cache",
+            f"{kind.name} changes no layer's cache of {variant}; leave it out, or give fewer "
+            "tokens than a layer keeps",
+        )
