@@ -29,7 +29,7 @@ from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.own_code import use_folders
-from gptattn.settings.values import REMOVED, build_dataclass, check_choice
+from gptattn.settings.values import REMOVED, build_dataclass
 
 # Their constructors, or `layers.py`, check the keys.
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger")
@@ -192,14 +192,3 @@ def resume_settings(
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another
     return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)
-
-
-def read_attention_settings(variant: str, cfg: TrainConfig) -> Spec:
-    """Return the settings in the variant's file in conf/attn, for a model of these settings.
-
-    Raises ConfigError, naming `to`, if there is no such file.
-    """
-    files = {file.stem: file for file in (CONF / "attn").glob("*.yaml")}
-    check_choice("to", variant, files)
-    node = OmegaConf.create({"model": asdict(cfg.model), "attn": OmegaConf.load(files[variant])})
-    return OmegaConf.to_container(node.attn, resolve=True)  # type: ignore[return-value]

@@ -314,12 +314,6 @@ def test_differences_not_shown_are_bounded_or_need_more_seeds(
     assert f": {said}" in section_words(found)[0]
 
 
-def test_without_a_second_stage_nothing_changes(tmp_path: Path) -> None:
-    found = two_stages(tmp_path, [0.1, 0.12, 0.1], half_width=0.5)
-    assert [row.difference.first for row in found.rows if row.difference] == [None]
-    assert not seed_notes(found)
-
-
 def test_the_seeds_that_would_show_a_difference_come_with_their_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

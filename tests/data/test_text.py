@@ -24,7 +24,6 @@ from gptattn.data.text import (
     StandardLibrary,
     TextFile,
     TextFiles,
-    cache_folder,
 )
 from gptattn.data.tokenizer import CharTokenizer
 from gptattn.errors import ConfigError, DataError
@@ -190,14 +189,3 @@ def test_a_download_that_fails_or_is_another_page_leaves_nothing(
         with pytest.raises(DataError, match=said):
             Shakespeare(None, cache_dir=str(tmp_path))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_cache_folder_is_the_one_given_or_the_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder("~/mine") == tmp_path / "mine"
-    assert cache_folder(None) == tmp_path / "xdg" / "gptattn"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder(None) == tmp_path / ".cache" / "gptattn"

@@ -103,14 +103,6 @@ def test_parts_windows_and_patterns_are_matched_to_the_plain_variant_in_their_bl
     assert flops == pytest.approx(cost_of_mha(*plain).flops_per_token, rel=1e-3)
 
 
-def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal():
-    two = ["model.num_layers=2", "match=kv_cache"]
-    equal = tiny(*two, "pattern=[mha,mha_wrapper]")
-    assert (equal.attn, equal.match_made["before"]) == ({}, None)
-    with pytest.raises(ConfigError, match="it has 80, and none of num_kv_heads, kv_rank"):
-        tiny(*two, "pattern=[sliding,gqa]")
-
-
 def test_a_cache_out_of_reach_names_the_nearest():
     # Per token of a context of 16, with 4 heads, G key/value heads of 4 numbers, a number for each
     # head and a window of W: 4 * (8 * G + 4) * W / 16 bytes, so 14 * G + 7 with W = 7, and 9 * W

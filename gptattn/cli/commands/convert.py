@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import yaml
 
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.data import hub
@@ -15,7 +14,7 @@ from gptattn.data.tokenizer import write_files
 from gptattn.errors import CheckpointError, ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
-from gptattn.settings.compose import read_attention_settings
+from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import take_over
 from gptattn.weights.families import FAMILIES
@@ -29,7 +28,6 @@ from gptattn.weights.hugging_face import (
 )
 
 TRIAL_TOKENS = 256
-KIND = ("_target_", "num_kv_heads")
 
 
 @dataclass(frozen=True)
@@ -94,58 +92,31 @@ def load_source(args: Arguments) -> SavedRun:
     return SavedRun(folder, cfg, model, tokenizer, folder)
 
 
-def make_target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
-    """Return the run's settings with the attention of variant `to`.
+def make_target_settings(cfg: TrainConfig, to: str, changes: Sequence[str]) -> TrainConfig:
+    """Return the run's settings with the attention of variant `to` and these of its settings.
 
-    `changes` maps settings of the variant to their values as YAML text. Raises ConfigError for an
-    unknown setting or a value that cannot be read.
+    Raises ConfigError as the same overrides of a run do.
     """
-    spec = read_attention_settings(to, cfg)
-    for name, text in changes.items():
-        if name not in spec or name == "_target_":
-            known = ", ".join(key for key in spec if key != "_target_")
-            raise ConfigError(f"to.{name}", f"is not a setting of {to}; give one of {known}")
-        try:
-            spec[name] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(
-                f"to.{name}", f"{text!r} cannot be read; give a plain value"
-            ) from None
-    choices = cfg.choices | {"attn": to}
-    return replace(cfg, attn=spec, choices=choices, pattern=None, layers={})
-
-
-def list_changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """Return `window 4 -> null` for each setting of the attention that differs, and the pattern.
-
-    The class and the number of key/value heads are not included: they are the target's kind.
-    """
-    lines = [] if old.pattern is None else [f"pattern [{','.join(old.pattern)}] -> null"]
-    layers = {f"{name}.": layer["attn"] for name, layer in old.layers.items()}
-    for dot, spec in (layers or {"": old.attn}).items():
-        for name in dict.fromkeys([*spec, *new.attn]):
-            before, after = spec.get(name), new.attn.get(name)
-            if name not in KIND and before != after:
-                shown = [yaml.safe_dump(v, default_flow_style=True) for v in (before, after)]
-                lines.append(f"{dot}{name} {' -> '.join(text.splitlines()[0] for text in shown)}")
-    return lines
+    sizes = ("num_layers", "num_heads", "d_model", "context_length")
+    same = [f"model.{name}={getattr(cfg.model, name)}" for name in sizes]
+    try:
+        spec = settings([f"attn={to}", *same, *(f"attn.{one}" for one in changes)]).attn
+    except ConfigError as error:  # name what was typed
+        raise ConfigError(error.field.replace("attn", "to", 1), error.message) from None
+    return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to}, pattern=None, layers={})
 
 
 def convert(arguments: Sequence[str]) -> None:
     """Convert the weights, write the folder, and print how far the logits moved."""
     args = parse(Arguments, [one for one in arguments if not one.startswith("to.")])
-    changes: dict[str, str] = {}  # the variant's settings
-    for one in arguments:
-        name, equals, text = one.partition("=")
-        if name.startswith("to."):
-            if not equals:
-                raise ConfigError(name, f"has no value; give {name}=VALUE")
-            changes[name.removeprefix("to.")] = text
+    changes = [one.removeprefix("to.") for one in arguments if one.startswith("to.")]
     if args.path is not None and str(args.from_) not in FAMILIES:
         families = " and from=".join(FAMILIES)
         raise ConfigError("path", f"works only with from={families}; leave it out")
     if args.to == "hf" and changes:
-        raise ConfigError(f"to.{min(changes)}", "is not a setting: hf has none; leave it out")
+        raise ConfigError(
+            f"to.{changes[0].partition('=')[0]}", "is not a setting: hf has none; leave it out"
+        )
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise RunFolderError("out", f"{args.out} is a file; give a folder")
     path, beside = args.path, args.from_
@@ -177,8 +148,6 @@ def convert(arguments: Sequence[str]) -> None:
         )
     variants = f"{saved.cfg.variant} -> {cfg.variant}"
     print(f"{variants}: logits at most {apart:.2g} apart on a trial input")
-    if changed := list_changed_settings(saved.cfg, cfg):
-        print(f"attention settings that change: {', '.join(changed)}")
     print(f"cache of a full context: {before:,} -> {after:,} bytes")
     print(f"written: {out}")
 
