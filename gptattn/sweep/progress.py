@@ -45,7 +45,7 @@ def describe_end(folder: Path, seconds: float) -> str:
 
 
 def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]) -> None:
-    """Print losses and costs of the finished runs, and why the others failed."""
+    """Print the report's tables of the finished runs, and why the others failed."""
     if done:
         from gptattn.compare.comparison import compare
         from gptattn.compare.finished_runs import read_runs
