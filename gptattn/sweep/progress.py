@@ -49,12 +49,15 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
     if done:
         from gptattn.compare.comparison import compare
         from gptattn.compare.finished_runs import read_runs
-        from gptattn.compare.table import print_tables
+        from gptattn.compare.table import print_tables, warning_lines
 
         runs = read_runs(done)[0]
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
-        print_tables(compare(runs, folders=folders), console)
+        comparison = compare(runs, folders=folders)
+        print_tables(comparison, console)
+        for line in warning_lines(comparison):
+            console.print(f"warning: {line}", markup=False)
         if any(run.environment.get("company") == "beside others" for run in runs):
             console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
         console.print(f"report: {command('compare')} {shlex.join(folders)}", soft_wrap=True)
