@@ -12,10 +12,12 @@ from gptattn.machine.source_code import hash_code
 from gptattn.settings.build import build_model
 from gptattn.settings.construct import find_target
 
-
-@pytest.mark.parametrize(
+of_the_menu = pytest.mark.parametrize(
     ("group", "name"), [(group, name) for group in ("attn", "part") for name in menu(group)]
 )
+
+
+@of_the_menu
 def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(group, name):
     made = settings(f"{group}={name}")
     spec = dict(made.attn if group == "attn" else made.part[name])
@@ -30,9 +32,7 @@ def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(group, name):
     assert len(differing) == (not target.__module__.endswith(f".{name}"))
 
 
-@pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group in ("attn", "part") for name in menu(group)]
-)
+@of_the_menu
 def test_a_class_of_the_menu_is_imported_from_the_package_and_counts_as_its_own_file(group, name):
     made = settings(f"{group}={name}")
     target = find_target(group, made.attn if group == "attn" else made.part[name], [])

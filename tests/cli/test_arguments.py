@@ -57,12 +57,6 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("evaluate", ["lengths=[1000]"], 2, "lengths: 1000 is longer than the held-out text"),
         ("recipes", ["cache_bytes=much"], 2, "cache_bytes: 'much' is not a size; give 1000000, "),
         ("recipes", ["context=64"], 2, "cache_bytes: is missing; give cache_bytes="),
-        (
-            "recipes",
-            ["cache_bytes=1MB", "model.d_modl=8"],
-            2,
-            "model.d_modl: is not a setting; ",
-        ),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(

@@ -45,10 +45,3 @@ def test_every_layer_is_drawn_or_the_one_that_is_asked_for(tmp_path, call):
     ask = ("attention_map", f"run={run}", "prompt=naïve list", "layer=1", f"out={one}")
     assert read_table(call(*ask)[1]).keys() == {"1", "even"}
     assert sorted(path.name for path in one.iterdir()) == ["attention.html", "layer_01.png"]
-
-
-def test_a_run_without_attention_weights_is_named(tmp_path, call):
-    run = save(tmp_path / "run", "attn=gated_deltanet")
-    code, _, err = call("attention_map", f"run={run}", "prompt=a")
-    said = "attn=gated_deltanet has no attention weights to show; give another run"
-    assert (code, err) == (2, f"error: run: {said}\n")

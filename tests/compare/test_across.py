@@ -129,18 +129,6 @@ def test_without_a_common_baseline_and_another_row_there_is_no_table(
     assert (len(found.sections), found.across) == (2, [])
 
 
-def test_a_single_seed_gives_a_table_without_intervals(tmp_path: Path) -> None:
-    single = {o: {v: values[:1] for v, values in own.items()} for o, own in LOSSES.items()}
-    (table,) = tables_across(load_comparison(write(tmp_path, single)))
-    dash = "\N{EN DASH}"
-    assert table.cells[2] == [
-        *("gqa", "1", "2.0500", "1.9000", "-0.1500", dash, dash, "-0.0500", dash, dash)
-    ]
-    assert "Bonferroni" not in table.caption
-    assert across_words(only(tmp_path))[0].startswith("for gqa and mqa, the runs do not show")
-    assert across_words(only(tmp_path))[0].endswith(", with 1 seed.")
-
-
 TARGETS = {"byte": "x.ByteTokenizer", "bpe": "x.TrainedBPE"}
 TOKENS = {"byte": 700, "bpe": 200}
 BITS = {"byte": [2.00, 2.03, 2.01], "bpe": [1.80, 1.84, 1.80]}

@@ -157,14 +157,6 @@ def test_markdown_and_no_files_write_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(
-    sweep: Path, capsys: pytest.CaptureFixture
-) -> None:
-    report(sweep, "--out", sweep / "mha_s1" / "config.yaml", code=7)
-    (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith("error: --out: ")
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_damage_and_failures_are_named_on_the_console_and_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture
@@ -185,15 +177,6 @@ def test_damage_and_failures_are_named_on_the_console_and_on_the_page(
     ):
         assert part in errors
         assert part in text
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_names_of_runs_are_text_on_the_page(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0], "<b>&": [2.1]})
-    report(sweep)
-    page = (sweep / "comparison" / "comparison.html").read_text(encoding="utf-8")
-    assert "&lt;b&gt;&amp;" in page
-    assert "<b>" not in page
 
 
 # The number of figures, if the page fits, stands in its title afterwards.

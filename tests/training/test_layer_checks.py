@@ -58,9 +58,6 @@ X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}
     [
         ("TorchAttention", {}),
         ("DeltaRule", {}),
-        pytest.param(
-            *("x_transformers.x_transformers.Attention", X_TRANSFORMERS), marks=pytest.mark.slow
-        ),
         ("x_transformers.x_transformers.Attention", X_TRANSFORMERS | {"qk_norm": True}),
     ],
 )
