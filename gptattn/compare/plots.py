@@ -36,7 +36,7 @@ from gptattn.compare.curves import (
     choose_curves,
     position_losses,
 )
-from gptattn.compare.statistics import Estimate, pair_by_seed
+from gptattn.compare.statistics import Estimate, pair_by_seed, pareto_front
 from gptattn.compare.track import BASELINE, Track
 from gptattn.compare.track import Row as TrackRow
 from gptattn.compare.verdicts import seed_words, signed
@@ -120,7 +120,12 @@ def draw_plots(
     with rc_context(STYLE), warnings.catch_warnings():
         # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        across = [_size_plot(members, prefix) for prefix, members in _numbered(sized)]
+        across = [
+            _size_plot(members, cost, prefix)
+            for prefix, members in _numbered(sized)
+            for cost in ("params", "cache")
+            if any(COSTS[cost] in row.metrics for each in members for row in each.rows)
+        ]
         own = [
             _section_plots(each, curves, prefix) for prefix, each in _numbered(comparison.sections)
         ]
@@ -487,25 +492,35 @@ def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str
     return _render(above, name, "Loss through cheaper caches", caption)
 
 
-def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
-    """Plot the rows of sections that differ only in model size; a line joins rows by name."""
+def _size_plot(sections: Sequence[Section], cost: str, prefix: str) -> Plot:
+    """Plot the rows of sections that differ only in model size; a line joins rows by name.
+
+    The y axis is the loss, of a task the accuracy, with the Pareto front of all sizes.
+    """
     lines: dict[str, list[Row]] = {}
     for section in sections:
         for row in section.rows:
-            lines.setdefault(row.name, []).append(row)
-    axes, params = new_axes(), list[float]()
+            if COSTS[cost] in row.metrics:
+                lines.setdefault(row.name, []).append(row)
+    task = all(ACCURACY in row.metrics for rows in lines.values() for row in rows)
+    metric, value = COSTS[cost], ACCURACY if task else LOSS
+    axes, points = new_axes(), list[tuple[float, float]]()
     for i, (name, rows) in enumerate(list(lines.items())[:MAX_NAMED]):
-        rows.sort(key=lambda row: row.metrics[PARAMS].mean)
-        x, style = [row.metrics[PARAMS].mean for row in rows], look(i, name)
-        axes.plot(x, [row.loss for row in rows], linewidth=1.4, markersize=5, **style)
+        rows.sort(key=lambda row: row.metrics[metric].mean)
+        x, y = ([row.metrics[of].mean for row in rows] for of in (metric, value))
+        style = look(i, name)
+        axes.plot(x, y, linewidth=1.4, markersize=5, **style)
         for row in rows:
-            _draw_seeds(axes, row.metrics[PARAMS], row, LOSS, style["color"])
-        params += x
-    _scale_x(axes, params)
-    axes.set(xlabel="parameters", ylabel=LOSS_LABEL)
+            _draw_seeds(axes, row.metrics[metric], row, value, style["color"])
+        points += zip(x, y, strict=True)
+    costs, found = zip(*points, strict=True)
+    best = sorted(points[i] for i in pareto_front(costs, [-y if task else y for y in found]))
+    axes.step(*zip(*best, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
+    _scale_x(axes, costs, base=2 if cost == "cache" else 10)
+    axes.set(xlabel=COST_AXES[cost], ylabel="accuracy" if task else LOSS_LABEL)
     sizes = ", ".join(section.parts["model"] for section in sections)
     caption = (
-        f"A line joins the sizes of one variant ({sizes}). "
+        f"A line joins the sizes of one variant ({sizes}); the thin line is the Pareto front. "
         f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}."
     )
     if family := sections[0].title_without("model"):
@@ -513,8 +528,9 @@ def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
     firsts = [section.rows[0].runs[0] for section in sections]
     if len({run.settings.get("model.context_length") for run in firsts}) > 1:
         caption += " The sizes differ in context length, and so in tokens per step."
-    title = "Loss against model size"
-    return _render(axes, f"{prefix}loss_sizes", title, caption + _left_out(lines))
+    title = f"{'Accuracy' if task else 'Loss'} against {COST_AXES[cost]}, over model sizes"
+    name = f"{prefix}loss_sizes" + "_cache" * (cost == "cache")
+    return _render(axes, name, title, caption + _left_out(lines))
 
 
 def look(index: int, name: str) -> Look:

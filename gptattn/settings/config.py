@@ -6,7 +6,7 @@ arguments; `construct.py` checks those against the target's signature.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -113,17 +113,21 @@ class OptimConfig:
 
 @dataclass
 class BudgetConfig:
-    """How long to train, in one of these units, or `default_steps` if all others are None."""
+    """How long to train, in one of these units, or `default_steps` if all others are None.
+
+    With `accuracy`, a task's run ends sooner, after a validation that reaches it.
+    """
 
     steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
     tokens: int | None = field(metadata=POSITIVE)
     seconds: float | None = field(metadata=POSITIVE)
     flops: float | None = field(metadata=POSITIVE)
     default_steps: int = field(metadata=POSITIVE)
+    accuracy: float | None = field(default=None, metadata=within(above=0, most=1))
 
 
 # The units of a budget, of which one is set at most.
-UNITS = [one.name for one in fields(BudgetConfig) if one.name != "default_steps"]
+UNITS = ("steps", "tokens", "seconds", "flops")
 
 
 @dataclass

@@ -73,7 +73,7 @@ def shrink(budget: Mapping[str, Any], share: float) -> dict[str, Any]:
     return {
         unit: max(1, round(value * share)) if isinstance(value, int) else value * share
         for unit, value in budget.items()
-        if value is not None
+        if value is not None and unit != "accuracy"
     }
 
 

@@ -22,7 +22,7 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize
-from gptattn.runs.metrics import MEMORY, MFU, SPEED, STEP_MS, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
@@ -269,7 +269,7 @@ def choose_prompt(data: RunData) -> NDArray[np.uint16]:
 
 
 class BudgetEnd(L.Callback):
-    """Stops the run after a validation once its budget is used up.
+    """Stops the run after a validation once its budget is used up or its `accuracy` is reached.
 
     Lightning's `max_steps` would skip the end of training, and its row, for a run that was killed
     between its last checkpoint and its summary.
@@ -279,8 +279,11 @@ class BudgetEnd(L.Callback):
     several processes the first one's clock counts, so that all take the same steps.
     """
 
-    def __init__(self, budget: Budget, clock: StepClock, validations: int) -> None:
+    def __init__(
+        self, budget: Budget, clock: StepClock, validations: int, accuracy: float | None
+    ) -> None:
         self.budget, self.clock, self.validations = budget, clock, validations
+        self.accuracy = math.inf if accuracy is None else accuracy
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
 
@@ -296,6 +299,9 @@ class BudgetEnd(L.Callback):
         due = int(self._progress(trainer) * self.validations)
         if timed and due > self._validated:
             trainer.val_check_batch, self._validated = 1, due
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        trainer.should_stop |= pl_module.val_metrics.get(ACCURACY, 0.0) >= self.accuracy
 
     def _progress(self, trainer: L.Trainer) -> float:
         """Return the share of the budget that is used; if it is all, ask the trainer to stop."""

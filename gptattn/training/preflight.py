@@ -128,6 +128,8 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             "no layer has attention weights to record; give log_heads=false, or another attention",
         )
     data = build_data(cfg, tokenizer)
+    if cfg.budget.accuracy is not None and data.val_bytes is not None:
+        raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
 

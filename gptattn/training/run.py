@@ -32,6 +32,7 @@ from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
+from gptattn.runs.metrics import ACCURACY
 from gptattn.runs.resume import Start, check_same, collect_facts, find_start
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model, describe_missing_parts
@@ -183,11 +184,14 @@ def _train(
                     f"is {budget.steps} steps, but {start.step} are already taken; give more",
                 )
             summary = held.finished()
-            if summary is not None and budget.progress(start.step, start.seconds) >= 1.0:
-                console.print(
-                    f"already finished after {start.step} steps; give a larger budget to continue"
-                )
-                return summary
+            if summary is not None:
+                reached = summary["metrics"].get(ACCURACY, 0.0) >= (cfg.budget.accuracy or math.inf)
+                if reached or budget.progress(start.step, start.seconds) >= 1.0:
+                    console.print(
+                        f"already finished after {start.step} steps; give a larger budget to "
+                        "continue"
+                    )
+                    return summary
 
         if start.source is not None:
             # Lightning converts the model only after it has loaded the weights.
@@ -237,7 +241,7 @@ def _train(
             loggers = [record, board, *_open_trackers(ready, held, start.step, shown)]
             board.declare(shown)
         clock = StepClock(device, compiled)
-        end = BudgetEnd(budget, clock, cfg.validation.count)
+        end = BudgetEnd(budget, clock, cfg.validation.count, cfg.budget.accuracy)
         rate = None
         if not cfg.sweep.beside_others:
             rate = processes * matmul_flops_per_second(device, DTYPES[trainer_cfg.precision])

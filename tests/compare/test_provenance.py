@@ -87,7 +87,6 @@ def of_own_seeds(changed: str) -> list[tuple[str, str]]:
         ([("A/w", "w1"), ("B/w", "w1")], {"gqa": 2}),
         (of_own_seeds(""), {"gqa": 2}),
         (of_own_seeds("+model-nano"), {"gqa": 2}),
-        (of_own_seeds(",model=nano"), {"gqa": 2}),
     ],
 )
 def test_runs_from_other_weights_share_a_row_if_the_weights_are_equal_or_each_seeds_own(

@@ -212,9 +212,9 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)
-    assert page.count("<svg") == 19  # nine of each section, and one over sizes
+    assert page.count("<svg") == 20  # nine of each section, and two over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
-    assert (out / "loss_sizes.png").exists()
+    assert {"loss_sizes.png", "loss_sizes_cache.png"} <= {path.name for path in out.iterdir()}
 
 
 def test_the_report_command_printed_by_a_sweep_works(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_the_vertex_is_that_of_the_parabola_through_the_best_rate_and_its_neighb
 
 def test_a_share_of_a_budget_is_in_whole_steps_and_tokens():
     assert shrink({"steps": 10, "tokens": None, "flops": 10.0}, 0.25) == {"steps": 2, "flops": 2.5}
-    assert shrink({"steps": 1}, 0.1) == {"steps": 1}
+    assert shrink({"steps": 1, "accuracy": 0.9}, 0.1) == {"steps": 1}
 
 
 # How runs share the machine

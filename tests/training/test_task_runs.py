@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from building import settings
-from support import config, rows, series, summary, tiny, train
+from support import command, config, rows, series, summary, tiny, train
 
 from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
 from gptattn.data.tokenizer import TaskIds
@@ -32,6 +32,13 @@ def test_a_run_on_a_task_is_recorded_with_its_accuracy(run):
     assert summary(run)["data"]["val_rows"] == 10
     assert config(run)["tokenizer"]["vocab_size"] == summary(run)["data"]["vocab_size"] == 40
     assert "val_attention/entropy/layer_00" in rows(run)[-2] | rows(run)[-1]
+
+
+def test_a_run_ends_with_the_validation_that_reaches_the_accuracy(tmp_path, capfd):
+    run = train(tmp_path, *RECALL, "data.val_rows=500", "budget.accuracy=0.0001")
+    assert (summary(run)["steps"], [step for step, _ in series(run, "val/accuracy")]) == (2, [2])
+    assert command(tmp_path, f"resume={run}") == 0
+    assert "already finished after 2 steps" in capfd.readouterr().out
 
 
 def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run):
