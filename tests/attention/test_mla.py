@@ -51,7 +51,7 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
 def test_a_part_that_changes_heads_goes_to_the_layers_that_keep_them():
     parts = "part=[qk_norm,gate]"
     model = build_gpt("pattern=[mla,gqa]", parts, "position=none")
-    taken = [{*block.attention.get_submodule("parts")._modules} for block in model.layers()]
+    taken = [{*dict(block.attention.parts.named_children())} for block in model.layers()]
     assert taken == [{"gate"}, {"qk_norm", "gate"}]
     said = r"^part: the pattern keeps no keys .* so it cannot take qk_norm; leave that out"
     with pytest.raises(ConfigError, match=said):
