@@ -4,6 +4,7 @@
 # make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
 # make docs                    build site/             make docs-serve   the pages as they are edited
 # make audit                   known vulnerabilities of the pinned versions
+# make track                   the attention track, all of it
 
 PYTHON ?= python3
 VENV   := .venv
@@ -19,7 +20,7 @@ ARGS   ?=
 # Without cached bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all lint board report bench menu docs docs-serve audit clean
+.PHONY: train test test-all lint board report bench menu track docs docs-serve audit clean
 
 # Only what training needs: linters and other libraries would slow the first start. It is rebuilt only
 # when one of these files changes. Compiling everything installed would take as long as the rest, so
@@ -83,6 +84,20 @@ bench: $(BENCH)/.installed
 # Trains a small model for each choice, measures, and draws: about half an hour.
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
+
+# Takes a day of two cores. Stop it at any time: the same command goes on.
+TRACK := $(BIN)/python train.py -m
+track: $(STAMP)
+	$(TRACK) experiment=track_baseline
+	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
+	$(TRACK) experiment=track_table
+	$(TRACK) experiment=track_second
+	$(BIN)/python scripts/compare.py outputs/track
+	$(TRACK) experiment=track_gate attn=mha budget.steps=800,1600,3200 'seed=range(1,6)'
+	$(TRACK) experiment=track_records
+	$(BIN)/python scripts/compare.py outputs/track_gate
+	$(TRACK) experiment=recall_state
+	$(BIN)/python scripts/compare.py outputs/recall_state
 
 # The site's tools have their own environment, so that they add nothing to .venv. It includes torch,
 # because the notebook trains.

@@ -28,7 +28,8 @@ WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 # The experiments whose runs the pages compare, beside attention_suite.
 SWEPT = (
     *("precision", "optimizers", "speedrun_muon", "scratch", "positions", "zoology_fig2"),
-    *("recall_window", "recall_variants", "until", "evidence", "tokenizers", "recipes"),
+    *("recall_window", "recall_variants", "recall_state", "until", "evidence", "tokenizers"),
+    "recipes",
 )
 
 
