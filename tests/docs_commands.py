@@ -183,8 +183,8 @@ def _generate(arguments: list[str]) -> None:
 
 def _compare(arguments: list[str]) -> None:
     """Run it, without the plots (seconds) unless an option asks for the files."""
-    if arguments[:1] in (["outputs/track"], ["outputs/track_gate"]):  # which need a baseline; tests/compare/test_track.py runs it
-        return
+    if arguments[:1] in (["outputs/track"], ["outputs/track_gate"]):
+        return  # they need a baseline; tests/compare/test_track.py runs it
     asked = any(a.startswith("--") for a in arguments)
     _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
 
