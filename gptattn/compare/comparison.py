@@ -229,6 +229,13 @@ def compare(
         blind = [name for name, own in groups.items() if not all(run.checked for run in own)]
         if blind:
             warnings.append(f"trained without the check that it is causal: {', '.join(blind)}")
+        if len({run.steps for own in groups.values() for run in own}) > 1 and any(
+            "accuracy" in run.budget for run in found.runs
+        ):
+            warnings.append(
+                "runs ended at different steps, once they reached the accuracy: compare that, not "
+                "losses"
+            )
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))

@@ -500,19 +500,19 @@ def _size_plot(sections: Sequence[Section], cost: str, prefix: str) -> Plot:
     lines: dict[str, list[Row]] = {}
     for section in sections:
         for row in section.rows:
-            if COSTS[cost] in row.metrics:
-                lines.setdefault(row.name, []).append(row)
+            lines.setdefault(row.name, []).append(row)
     task = all(ACCURACY in row.metrics for rows in lines.values() for row in rows)
     metric, value = COSTS[cost], ACCURACY if task else LOSS
     axes, points = new_axes(), list[tuple[float, float]]()
-    for i, (name, rows) in enumerate(list(lines.items())[:MAX_NAMED]):
-        rows.sort(key=lambda row: row.metrics[metric].mean)
-        x, y = ([row.metrics[of].mean for row in rows] for of in (metric, value))
-        style = look(i, name)
-        axes.plot(x, y, linewidth=1.4, markersize=5, **style)
-        for row in rows:
-            _draw_seeds(axes, row.metrics[metric], row, value, style["color"])
-        points += zip(x, y, strict=True)
+    for i, (name, rows) in enumerate(lines.items()):
+        known = [row for row in rows if metric in row.metrics]
+        own = sorted((row.metrics[metric].mean, row.metrics[value].mean) for row in known)
+        points += own
+        if own and i < MAX_NAMED:
+            style = look(i, name)
+            axes.plot(*zip(*own, strict=True), linewidth=1.4, markersize=5, **style)
+            for row in known:
+                _draw_seeds(axes, row.metrics[metric], row, value, style["color"])
     costs, found = zip(*points, strict=True)
     best = sorted(points[i] for i in pareto_front(costs, [-y if task else y for y in found]))
     axes.step(*zip(*best, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)

@@ -83,9 +83,10 @@ def places(config: Mapping[str, str]) -> dict[str, str]:
 def budget_words(config: Mapping[str, str]) -> str:
     """Return the budget in words, such as `1000 steps`; the default only if no other is set."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
-    default = given.pop("default_steps", None)
+    default, accuracy = given.pop("default_steps", None), given.pop("accuracy", "None")
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
-    return " and ".join(set_) or (f"{default} steps" if default else "")
+    words = " and ".join(set_) or (f"{default} steps" if default else "")
+    return words + f" or accuracy {accuracy}" * (accuracy != "None")
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from gptattn.sweep.stages import Results, Stage
 
 FIELD = "hydra.sweeper.tune"
 RATE = re.compile(r"\+*optim\.lr=")
-SEED, BUDGET = re.compile(r"\+*seed="), re.compile(r"\+*budget\.\w+=")
+SEED, BUDGET = re.compile(r"\+*seed="), re.compile(r"\+*budget\.(?!accuracy)\w+=")
 MAX_RATES = 10  # of one variant, those that `refine` adds included
 
 

@@ -209,7 +209,8 @@ class MetricRows(L.Callback):
         step = trainer.global_step
         row = {**pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row)
-        if row["progress/budget"] >= 1.0:
+        accuracy = self.cfg.budget.accuracy or math.inf
+        if row["progress/budget"] >= 1.0 or row.get(ACCURACY, 0.0) >= accuracy:
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {
                 "budget": asdict(self.cfg.budget),
@@ -284,8 +285,15 @@ class BudgetEnd(L.Callback):
     ) -> None:
         self.budget, self.clock, self.validations = budget, clock, validations
         self.accuracy = math.inf if accuracy is None else accuracy
+        self.reached = 0.0  # accuracy at the last validation
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reached": self.reached}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.reached = state_dict["reached"]
 
     def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._validated = int(self._progress(trainer) * self.validations)
@@ -301,7 +309,8 @@ class BudgetEnd(L.Callback):
             trainer.val_check_batch, self._validated = 1, due
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        trainer.should_stop |= pl_module.val_metrics.get(ACCURACY, 0.0) >= self.accuracy
+        self.reached = pl_module.val_metrics.get(ACCURACY, 0.0)
+        trainer.should_stop |= self.reached >= self.accuracy
 
     def _progress(self, trainer: L.Trainer) -> float:
         """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
@@ -309,7 +318,7 @@ class BudgetEnd(L.Callback):
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
         progress = self.budget.progress(self._step, self.seconds)
-        trainer.should_stop |= progress >= 1.0
+        trainer.should_stop |= progress >= 1.0 or self.reached >= self.accuracy
         return progress
 
 

@@ -187,9 +187,9 @@ def _train(
             if summary is not None:
                 reached = summary["metrics"].get(ACCURACY, 0.0) >= (cfg.budget.accuracy or math.inf)
                 if reached or budget.progress(start.step, start.seconds) >= 1.0:
+                    larger = "higher budget.accuracy, or null," if reached else "larger budget"
                     console.print(
-                        f"already finished after {start.step} steps; give a larger budget to "
-                        "continue"
+                        f"already finished after {start.step} steps; give a {larger} to continue"
                     )
                     return summary
 

@@ -29,6 +29,8 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
     key = settings_key(asdict(cfg))
     assert settings_key(asdict(asked)) == settings_key(asdict(more)) == key
     assert settings_key(asdict(longer)) != key
+    until = [replace(cfg.budget, accuracy=0.9, default_steps=steps) for steps in (1000, 2000)]
+    assert len({settings_key(asdict(replace(cfg, budget=one))) for one in until} | {key}) == 3
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ def test_a_run_ends_with_the_validation_that_reaches_the_accuracy(tmp_path, capf
     assert (summary(run)["steps"], [step for step, _ in series(run, "val/accuracy")]) == (2, [2])
     assert command(tmp_path, f"resume={run}") == 0
     assert "already finished after 2 steps" in capfd.readouterr().out
+    (run / "summary.json").unlink()  # as if it was killed before
+    assert command(tmp_path, f"resume={run}") == 0
+    assert summary(run)["steps"] == 2
+    assert command(tmp_path, f"resume={run}", "budget.accuracy=null") == 0
+    assert [end["step"] for end in summary(run)["completed"]] == [2, 4]
 
 
 def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run):
