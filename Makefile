@@ -4,7 +4,7 @@
 # make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
 # make docs                    build site/             make docs-serve   the pages as they are edited
 # make audit                   known vulnerabilities of the pinned versions
-# make track                   the attention track, all of it
+# make track                   the attention track's runs
 
 PYTHON ?= python3
 VENV   := .venv

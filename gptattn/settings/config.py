@@ -125,6 +125,12 @@ class BudgetConfig:
     default_steps: int = field(metadata=POSITIVE)
     accuracy: float | None = field(default=None, metadata=within(above=0, most=1))
 
+    def reached(self, accuracy: float | None) -> bool:
+        """Return whether a validation's accuracy, None on text, ends the run."""
+        if accuracy is None or self.accuracy is None:
+            return False
+        return accuracy >= self.accuracy
+
 
 # The units of a budget, of which one is set at most.
 UNITS = ("steps", "tokens", "seconds", "flops")

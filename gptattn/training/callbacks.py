@@ -24,7 +24,7 @@ from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize
 from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.settings.budget import Budget
-from gptattn.settings.config import SampleConfig, TrainConfig
+from gptattn.settings.config import BudgetConfig, SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.record import Board, MetricsFile, log_row
 
@@ -209,8 +209,7 @@ class MetricRows(L.Callback):
         step = trainer.global_step
         row = {**pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row)
-        accuracy = self.cfg.budget.accuracy or math.inf
-        if row["progress/budget"] >= 1.0 or row.get(ACCURACY, 0.0) >= accuracy:
+        if row["progress/budget"] >= 1.0 or self.cfg.budget.reached(row.get(ACCURACY)):
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {
                 "budget": asdict(self.cfg.budget),
@@ -281,19 +280,18 @@ class BudgetEnd(L.Callback):
     """
 
     def __init__(
-        self, budget: Budget, clock: StepClock, validations: int, accuracy: float | None
+        self, budget: Budget, clock: StepClock, validations: int, asked: BudgetConfig
     ) -> None:
-        self.budget, self.clock, self.validations = budget, clock, validations
-        self.accuracy = math.inf if accuracy is None else accuracy
-        self.reached = 0.0  # accuracy at the last validation
+        self.budget, self.clock, self.validations, self.asked = budget, clock, validations, asked
+        self.accuracy: float | None = None  # at the last validation, on a task
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reached": self.reached}
+        return {"accuracy": self.accuracy}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.reached = state_dict["reached"]
+        self.accuracy = state_dict["accuracy"]
 
     def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._validated = int(self._progress(trainer) * self.validations)
@@ -309,8 +307,8 @@ class BudgetEnd(L.Callback):
             trainer.val_check_batch, self._validated = 1, due
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.reached = pl_module.val_metrics.get(ACCURACY, 0.0)
-        trainer.should_stop |= self.reached >= self.accuracy
+        self.accuracy = pl_module.val_metrics.get(ACCURACY)
+        trainer.should_stop |= self.asked.reached(self.accuracy)
 
     def _progress(self, trainer: L.Trainer) -> float:
         """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
@@ -318,7 +316,7 @@ class BudgetEnd(L.Callback):
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
         progress = self.budget.progress(self._step, self.seconds)
-        trainer.should_stop |= progress >= 1.0 or self.reached >= self.accuracy
+        trainer.should_stop |= progress >= 1.0 or self.asked.reached(self.accuracy)
         return progress
 
 

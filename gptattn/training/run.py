@@ -185,7 +185,7 @@ def _train(
                 )
             summary = held.finished()
             if summary is not None:
-                reached = summary["metrics"].get(ACCURACY, 0.0) >= (cfg.budget.accuracy or math.inf)
+                reached = cfg.budget.reached(summary["metrics"].get(ACCURACY))
                 if reached or budget.progress(start.step, start.seconds) >= 1.0:
                     larger = "higher budget.accuracy, or null," if reached else "larger budget"
                     console.print(
@@ -241,7 +241,7 @@ def _train(
             loggers = [record, board, *_open_trackers(ready, held, start.step, shown)]
             board.declare(shown)
         clock = StepClock(device, compiled)
-        end = BudgetEnd(budget, clock, cfg.validation.count, cfg.budget.accuracy)
+        end = BudgetEnd(budget, clock, cfg.validation.count, cfg.budget)
         rate = None
         if not cfg.sweep.beside_others:
             rate = processes * matmul_flops_per_second(device, DTYPES[trainer_cfg.precision])
