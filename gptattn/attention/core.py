@@ -136,6 +136,12 @@ def by_sdpa(
         if mask is not None and not on_cpu and not are_newest(query, key):
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
+    shared = k_BGSD.shape[1] != q_BHTD.shape[1]
+    single = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled(q_BHTD.device.type)
+    if shared and not on_cpu and single:
+        # No fused kernel in float32 reads shared heads: torch would hold all T x S scores.
+        R, shared = q_BHTD.shape[1] // k_BGSD.shape[1], False
+        k_BGSD, v_BGSD = k_BGSD.repeat_interleave(R, 1), v_BGSD.repeat_interleave(R, 1)
     trains = is_causal and torch.is_grad_enabled() and dropout == 0
     with nullcontext() if on_cpu or trains else sdpa_kernel(WITHOUT_CUDNN):
         y_BHTD = F.scaled_dot_product_attention(
@@ -146,7 +152,7 @@ def by_sdpa(
             dropout_p=dropout,
             is_causal=is_causal,
             scale=rule.scale,
-            enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
+            enable_gqa=shared,
         )
     return y_BHTD if lost is None else y_BHTD.masked_fill(lost, 0.0)
 

@@ -30,6 +30,7 @@ from gptattn.attention.cache import Cache
 from gptattn.position.base import Documents, Positions
 
 Backend = Literal["chunked", "fla"]
+FLA_CHUNK = 64  # tokens, in all of fla's kernels
 
 
 class RecurrentAttention(Attention):
@@ -38,7 +39,7 @@ class RecurrentAttention(Attention):
     x [B, T, d_in] -> y [B, T, d_out]. It needs no position and has no dropout. One token takes a
     `step`, several run in chunks of at most `chunk`, which see each other. `norm_eps` is added to
     the mean square in the outputs' norm. backend=fla: on a GPU, several tokens run in fla's
-    kernels, whose chunks have 64. Raises ValueError for impossible sizes, and for backend=fla
+    kernels, in chunks of FLA_CHUNK. Raises ValueError for impossible sizes, and for backend=fla
     without a GPU or the package.
     """
 
@@ -157,7 +158,8 @@ class RecurrentAttention(Attention):
             # `step`: a state decays in D V; what it gets and gives, and a correction, take 2 D V.
             return (7 if self.delta else 5) * H * D * V
         how = {"delta": self.delta, "channels": self.by_channel}
-        return count_flops(T, self.chunk, H, D, V, G=self.groups, **how)
+        chunk = FLA_CHUNK if self.backend == "fla" else self.chunk
+        return count_flops(T, chunk, H, D, V, G=self.groups, **how)
 
 
 def read_positions(positions: Positions) -> tuple[Tensor | None, Tensor | None]:

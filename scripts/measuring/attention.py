@@ -45,10 +45,9 @@ def new_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = option_parser("attention", __doc__)
     add_rounds(parser, 7)
-    add_choices(parser, OURS)
+    add_choices(parser, OURS, list(ATTENTION_MODULES))
     parser.add_argument("--steps", type=int, default=2, help="in each round")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="T")
-    parser.add_argument("--no-peers", action="store_true", help="only ours")
     return parser
 
 
@@ -59,7 +58,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """
     set_threads(args.threads)
     names = chosen(args)
-    measures = contenders(names, not args.no_peers, args.lengths, args.steps)
+    measures = contenders(names, args.peers, args.lengths, args.steps)
     seconds = interleave(measures, args.rounds)
     first, shortest = f"gptattn {names[0]}", min(args.lengths)
     results: dict[str, Any] = {}
@@ -87,7 +86,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def contenders(
-    names: list[str], peers: bool, lengths: list[int], steps: int
+    names: list[str], peers: list[str], lengths: list[int], steps: int
 ) -> dict[tuple[str, int], Measure]:
     """Return what measures each module at each length."""
     found: dict[tuple[str, int], Measure] = {}
@@ -97,9 +96,9 @@ def contenders(
             for name in names
             if length <= LENGTHS[-1] or "backend=reference" not in name
         }
-        if peers and length <= LENGTHS[-1]:
-            for name, build in ATTENTION_MODULES.items():
-                builders[f"peer {name}"] = partial(build, WIDTH, HEADS, length)
+        if length <= LENGTHS[-1]:
+            for name in peers:
+                builders[f"peer {name}"] = partial(ATTENTION_MODULES[name], WIDTH, HEADS, length)
         for name, build in builders.items():
             found[name, length] = partial(layer_seconds, build, length, steps)
     return found

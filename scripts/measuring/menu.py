@@ -18,8 +18,12 @@ from gptattn.settings.compose import settings
 SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")
 
 
-def add_choices(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Add `--variants`, of which `chosen` makes names."""
+def add_choices(
+    parser: argparse.ArgumentParser, default: Sequence[str], peers: list[str] | None = None
+) -> None:
+    """Add `--variants`, of which `chosen` makes names, and `--peers`, other libraries."""
+    if peers:
+        parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="none: ours")
     parser.add_argument(
         "--variants",
         nargs="+",

@@ -93,11 +93,10 @@ def new_parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     parser = option_parser("train", __doc__)
     add_rounds(parser, None)
-    add_choices(parser, ("mha", "gqa", "mqa", "mha_wrapper"))
+    add_choices(parser, ("mha", "gqa", "mqa", "mha_wrapper"), list(LANGUAGE_MODELS))
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     precisions, usual = ["32-true", "bf16-mixed"], ["bf16-mixed" if ON_GPU else "32-true"]
     parser.add_argument("--precisions", nargs="+", choices=precisions, default=usual)
-    parser.add_argument("--no-peers", action="store_true", help="only ours")
     parser.add_argument("--skip-memory", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser
@@ -131,7 +130,7 @@ def measure_speed(
     measures = {
         (precision, name): seconds_of
         for precision in args.precisions
-        for name, seconds_of in contenders(size, names, text, precision, args.no_peers).items()
+        for name, seconds_of in contenders(size, names, text, precision, args.peers).items()
     }
     rounds = args.rounds or size.rounds
     seconds = interleave(measures, rounds, seed=1)
@@ -164,7 +163,7 @@ def measure_speed(
 
 
 def contenders(
-    size: Size, names: list[str], text: Path, precision: Precision, no_peers: bool
+    size: Size, names: list[str], text: Path, precision: Precision, peers: list[str]
 ) -> dict[str, Measure]:
     """Return what is timed in one precision; all give seconds per step, `matmul` per FLOP."""
 
@@ -181,8 +180,7 @@ def contenders(
         **{f"train.py {v}": partial(train_py_seconds, size, v, text, precision) for v in names},
         **{
             f"peer {peer}": in_plain_loop(partial(peer_model, size, peer), logits_loss)
-            for peer in LANGUAGE_MODELS
-            if not no_peers
+            for peer in peers
         },
     }
 
@@ -285,8 +283,7 @@ def random_text(folder: Path) -> Path:
 
 def measure_memory(names: list[str], args: argparse.Namespace) -> dict[str, float]:
     """Measure each contender in a process of its own; print and return the peak MB."""
-    peers = [] if args.no_peers else list(LANGUAGE_MODELS)
-    own = [f"train.py {name}" for name in names]
+    own, peers = [f"train.py {name}" for name in names], args.peers
     script, options = ROOT / "scripts" / "bench.py", ["train", "--threads", str(args.threads)]
     peaks: dict[str, float] = {}
     for contender in (*own, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):

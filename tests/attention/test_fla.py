@@ -161,6 +161,7 @@ def test_on_a_cpu_as_in_the_checks_before_a_run_it_is_the_chunks(variant, monkey
     plain.load_state_dict(attention.state_dict())
     x = torch.randn(B, 11, 30)
     assert_same(attention(x), plain(x), atol=0)
+    assert attention.flops(200, 200) == build_attention(variant, chunk=64).flops(200, 200)
 
 
 @pytest.mark.parametrize(

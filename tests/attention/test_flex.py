@@ -50,6 +50,7 @@ def test_flex_is_the_reference_in_outputs(rule):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="its backward needs CUDA")
+@pytest.mark.filterwarnings("ignore:.*(torch.jit.script_method|The .grad attribute)")  # of torch
 @EVERY_RULE
 def test_flex_is_the_reference_in_gradients(rule):
     inputs = [x.requires_grad_() for x in draw("cuda")]
