@@ -13,10 +13,9 @@ rows of that variant: a config file if one explains it, otherwise the settings.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_differences import (
@@ -184,8 +183,10 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     group has its own. Each group holds one run per seed, sorted by seed: the newest, because a
     repeat is no further sample.
     """
-    groups = _newest(runs)
-    firsts = [next(iter(group.values())) for group in groups.values()]
+    places = _place(runs)
+    counted = places[places["newest"] == places.index]
+    groups = [[runs[i] for i in part.index] for _, part in counted.groupby("row")]
+    firsts = [members[0] for members in groups]
     hidden = {RATE} if rates_differ(firsts) else set[str]()
     names = [run.variant for run in firsts]
     for variant in set(names):
@@ -193,37 +194,45 @@ def group_runs(runs: Sequence[Run]) -> Groups:
         for i, words in zip(alike, tell_apart([firsts[i] for i in alike], hidden), strict=True):
             names[i] = " ".join([variant, *words])
     named: Groups = {}
-    for i, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
+    for i, (name, members) in enumerate(zip(names, groups, strict=True)):
         twins = names[:i].count(name)  # long values are cut, so two names may be equal
         name = f"{name} ({twins + 1})" if twins else name
-        named[name] = sorted(group.values(), key=lambda run: run.seed)
+        named[name] = sorted(members, key=lambda run: run.seed)
     return named
 
 
-def _row_key(run: Run) -> object:
-    """Return everything that runs of one row have in common.
+def _place(runs: Sequence[Run]) -> DataFrame:
+    """Return for each run the number of its row, and the newest run of that row and its seed."""
+    places = DataFrame({"row": _number_rows(runs), "seed": [run.seed for run in runs]})
+    places["newest"] = places.index
+    order = sorted(places.index, key=lambda i: runs[i].finished)
+    places["newest"] = places.loc[order].groupby(["row", "seed"])["newest"].transform("last")
+    return places
 
-    Device and starting weights are among `Run.settings` (`finished_runs.py`).
+
+def _number_rows(runs: Sequence[Run], *but: str) -> Series:
+    """Number the rows: runs get the same number if they differ in the seed alone.
+
+    Settings named in `but` may differ, too. Device and starting weights are among `Run.settings`
+    (`finished_runs.py`).
     """
-    text = run.data.get("text_sha256", "")
-    return run.variant, run.code, text, *sorted(run.settings.items())
-
-
-def _newest(runs: Sequence[Run]) -> dict[object, dict[int, Run]]:
-    """Return the newest run of each row and seed."""
-    rows: dict[object, dict[int, Run]] = {}
-    for run in sorted(runs, key=lambda run: run.finished):
-        rows.setdefault(_row_key(run), {})[run.seed] = run
-    return rows
+    table = DataFrame(
+        {"variant": run.variant, "code": run.code, "data": run.data.get("text_sha256", "")}
+        | run.settings
+        for run in runs
+    )
+    values = table.nunique(dropna=False).items()
+    differ = [key for key, count in values if count > 1 and key not in but]
+    return table.groupby(["variant", *differ], dropna=False, sort=False).ngroup()
 
 
 def name_copies(runs: Sequence[Run]) -> list[str]:
     """Return a line for each run that a newer one with the same seed replaces in its row."""
-    newest = _newest(runs)
+    pairs = [(run, runs[i]) for run, i in zip(runs, _place(runs)["newest"], strict=True)]
     lines = [
-        f"{run.folder}: a copy of {other.folder.name}, which counts"
-        for run in runs
-        if (other := newest[_row_key(run)][run.seed]).folder != run.folder
+        f"{run.folder}: a copy of {newest.folder.name}, which counts"
+        for run, newest in pairs
+        if newest.folder != run.folder
     ]
     return list(dict.fromkeys(lines))  # an extended run may occur twice
 
@@ -231,9 +240,7 @@ def name_copies(runs: Sequence[Run]) -> list[str]:
 def rates_differ(runs: Sequence[Run]) -> bool:
     """Whether rows have different learning rates, and no two rows differ only in that."""
     rates = {run.settings.get(RATE) for run in runs}
-    rows = {_row_key(run) for run in runs}
-    without = {_row_key(replace(run, settings=run.settings | {RATE: ""})) for run in runs}
-    return len(rates) > 1 and len(without) == len(rows)
+    return len(rates) > 1 and max(_number_rows(runs)) == max(_number_rows(runs, RATE))
 
 
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
