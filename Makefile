@@ -85,8 +85,9 @@ bench: $(BENCH)/.installed
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
-# The track's table, its gate, and recall against state, a day of two cores. Stop it at any time: the
-# same command goes on after the runs that have ended. A failed entry (-) does not stop the rest.
+# The track's table, gate, follow-ups and simulation, and recall against state, a day of two cores.
+# Stop it at any time: the same command goes on after the runs that have ended. A failed entry (-) does
+# not stop the rest.
 TRACK := $(BIN)/python train.py -m
 track: $(STAMP)
 	$(TRACK) experiment=track_baseline
@@ -99,6 +100,10 @@ track: $(STAMP)
 	$(BIN)/python scripts/compare.py outputs/track_gate
 	-$(TRACK) experiment=recall_state
 	$(BIN)/python scripts/compare.py outputs/recall_state
+	-$(TRACK) experiment=track_followups
+	-$(TRACK) experiment=track attn=tpa optim.lr=0.0125,0.0177 hydra.sweeper.tune=null
+	$(BIN)/python scripts/compare.py outputs/track
+	$(BIN)/python scripts/simulate_statistics.py --tracks 2000
 
 # The site's tools have their own environment, so that they add nothing to .venv. It includes torch,
 # because the notebook trains.
