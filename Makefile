@@ -101,7 +101,6 @@ track: $(STAMP)
 	-$(TRACK) experiment=recall_state
 	$(BIN)/python scripts/compare.py outputs/recall_state
 	-$(TRACK) experiment=track_followups
-	-$(TRACK) experiment=track attn=tpa optim.lr=0.0125,0.0177 hydra.sweeper.tune=null
 	$(BIN)/python scripts/compare.py outputs/track
 	$(BIN)/python scripts/simulate_statistics.py --tracks 2000
 

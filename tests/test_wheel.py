@@ -18,7 +18,7 @@ ROOT = CONF.parent
 
 
 def call(*arguments: str | Path, cwd: Path, **environment: str) -> str:
-    """Run a command without PYTHON* variables; return its output. It must exit with 0."""
+    """Run a command without PYTHON* variables; return its output. It must end well."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
         [str(argument) for argument in arguments],

@@ -137,9 +137,9 @@ def by_sdpa(
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
     shared = k_BGSD.shape[1] != q_BHTD.shape[1]
-    single = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled(q_BHTD.device.type)
-    if shared and not on_cpu and single:
-        # No fused kernel in float32 reads shared heads: torch would hold all T x S scores.
+    on_gpu_in_float32 = q_BHTD.device.type == "cuda" and q_BHTD.dtype == torch.float32
+    if shared and on_gpu_in_float32 and not torch.is_autocast_enabled("cuda"):
+        # There torch 2.11 has no fused kernel for shared heads, and would hold all T x S scores.
         R, shared = q_BHTD.shape[1] // k_BGSD.shape[1], False
         k_BGSD, v_BGSD = k_BGSD.repeat_interleave(R, 1), v_BGSD.repeat_interleave(R, 1)
     trains = is_causal and torch.is_grad_enabled() and dropout == 0

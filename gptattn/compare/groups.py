@@ -183,6 +183,7 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     group has its own. Each group holds one run per seed, sorted by seed: the newest, because a
     repeat is no further sample.
     """
+    runs = sorted(runs, key=lambda run: run.finished)
     places = _place(runs)
     counted = places[places["newest"] == places.index]
     groups = [[runs[i] for i in part.index] for _, part in counted.groupby("row")]
