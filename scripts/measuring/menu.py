@@ -23,7 +23,7 @@ def add_choices(
 ) -> None:
     """Add `--variants`, of which `chosen` makes names, and `--peers`, other libraries."""
     if peers:
-        parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="no name: only ours")
+        parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="or none")
     parser.add_argument(
         "--variants",
         nargs="+",
