@@ -94,14 +94,13 @@ track: $(STAMP)
 	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
 	-$(TRACK) experiment=track_table
 	-$(TRACK) experiment=track_second
+	-$(TRACK) experiment=track_followups
 	$(BIN)/python scripts/compare.py outputs/track
 	$(TRACK) experiment=track_gate attn=mha budget.steps=800,1600,3200 'seed=range(1,6)'
 	-$(TRACK) experiment=track_records
 	$(BIN)/python scripts/compare.py outputs/track_gate
 	-$(TRACK) experiment=recall_state
 	$(BIN)/python scripts/compare.py outputs/recall_state
-	-$(TRACK) experiment=track_followups
-	$(BIN)/python scripts/compare.py outputs/track
 	$(BIN)/python scripts/simulate_statistics.py --tracks 2000
 
 # The site's tools have their own environment, so that they add nothing to .venv. It includes torch,

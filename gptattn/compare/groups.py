@@ -203,11 +203,10 @@ def group_runs(runs: Sequence[Run]) -> Groups:
 
 
 def _place(runs: Sequence[Run]) -> DataFrame:
-    """Return for each run the number of its row, and the newest run of that row and its seed."""
+    """Return for each run the number of its row, and the last run of that row and its seed."""
     places = DataFrame({"row": _number_rows(runs), "seed": [run.seed for run in runs]})
     places["newest"] = places.index
-    order = sorted(places.index, key=lambda i: runs[i].finished)
-    places["newest"] = places.loc[order].groupby(["row", "seed"])["newest"].transform("last")
+    places["newest"] = places.groupby(["row", "seed"])["newest"].transform("last")
     return places
 
 
@@ -229,6 +228,7 @@ def _number_rows(runs: Sequence[Run], *but: str) -> Series:
 
 def name_copies(runs: Sequence[Run]) -> list[str]:
     """Return a line for each run that a newer one with the same seed replaces in its row."""
+    runs = sorted(runs, key=lambda run: run.finished)
     pairs = [(run, runs[i]) for run, i in zip(runs, _place(runs)["newest"], strict=True)]
     lines = [
         f"{run.folder}: a copy of {newest.folder.name}, which counts"
