@@ -103,7 +103,7 @@ class Plot:
 
     name: str  # of its files, without suffix
     title: str
-    caption: str
+    caption: str  # on the page
     svg: str
     png: bytes
 
@@ -216,7 +216,7 @@ def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     budgets = [one.flops for one in track.baseline.values()]
     with rc_context(STYLE):
-        labels = [_shorten(row.entry.label) for row in track.rows]
+        labels = [_shorten(track.label(row.entry)) for row in track.rows]
         figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
         axes = figure.add_subplot()
         axes.axvline(1, color=INK, linewidth=1)
@@ -241,12 +241,7 @@ def draw_track(track: Track) -> Plot:
         axes.grid(axis="y", visible=False)
         axes.tick_params(axis="y", length=0)
         axes.set(xlabel="effective compute (right is better)")
-        caption = (
-            "What the baseline would need for the same loss, over what the entry used, with 95% "
-            "intervals. Blue is better, red is worse, corrected for all entries. Arrows: outside "
-            "the baseline's budgets."
-        )
-        return _render(axes, "track", "The attention track", caption)
+        return _render(axes, "track", "The attention track")
 
 
 def draw_hybrids(track: Track) -> Plot | None:
@@ -276,12 +271,7 @@ def draw_hybrids(track: Track) -> Plot | None:
             xlabel="share of layers with full attention", ylabel="cache at 8,192 tokens (ratio)"
         )
         below.set_ylim(bottom=0)
-        caption = (
-            "Above, the difference to the baseline, which has full attention in every layer, with "
-            "95% intervals; below, the cache's bytes over the baseline's. At a share of 0 is the "
-            "mechanism alone, with or without positions as in the table."
-        )
-        return _render(above, "hybrids", "Layers with and without full attention", caption)
+        return _render(above, "hybrids", "Layers with and without full attention")
 
 
 def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
@@ -608,7 +598,7 @@ def _add_legend(figure: Figure, handles: Sequence[Any], where: Any) -> None:
     figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(labels) / columns))
 
 
-def _render(axes: Any, name: str, title: str, caption: str) -> Plot:
+def _render(axes: Any, name: str, title: str, caption: str = "") -> Plot:
     """Put a legend of any labels below the plot, and render it to SVG and PNG."""
     figure = axes.figure
     handles, _ = axes.get_legend_handles_labels()

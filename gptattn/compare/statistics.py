@@ -1,16 +1,11 @@
 """The report's statistics over seeds: first functions of arrays, then of runs, paired by seed.
 
-In a report, one procedure decides: Student's t on differences paired by seed, with Bonferroni's
-correction over the comparisons of a family. The interval shown is the corrected one, so a
-difference is stated exactly when its interval excludes 0. If the spread over the first seeds
-decided how many there are, `first` is their number, and the deviation and its degrees of freedom
-come from them alone, so that the confidence is as stated whatever the deviation. Source: Stein
-1945, Annals of Mathematical Statistics 16, 243-258.
-
-The attention track, at the end of the file, states a loss in units of the baseline's compute. The
-baseline is trained at several budgets with many seeds, and a monotone curve through its mean losses
-says how much compute it needs for a loss. An entry's effective compute is what the baseline would
-need for the entry's loss, over what the entry used.
+One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
+the comparisons of a family. The interval shown is the corrected one, so a difference is stated
+exactly when its interval excludes 0. If the spread over the first seeds decided how many there are,
+`first` is their number, and the deviation and its degrees of freedom come from them alone, so that
+the confidence is as stated whatever the deviation. Source: Stein 1945, Annals of Mathematical
+Statistics 16, 243-258.
 
 scipy is imported inside the functions: the import takes half a second, and a mistake on the command
 line should be reported before that.
@@ -21,13 +16,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gptattn.compare.finished_runs import Run
-from gptattn.errors import DataError
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.two_stages import FirstStage
 
@@ -292,201 +285,3 @@ def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Dif
         first=first,
         asked=pair.asked,
     )
-
-
-# The attention track
-
-# Seeds of an entry, at first and with those of the second stage -> this look's share of the errors
-# that are allowed. The first has little: what is decided early looks too good, or too bad.
-LOOKS = {3: 0.1, 8: 0.9}
-MARGIN = 1.05  # times the compute: what counts as equivalent
-NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
-# Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
-# baseline (docs/track.md, "How it is computed").
-RATE_ERROR = 0.0025
-MIN_BUDGETS = 3
-TRAIN_BASELINE = (
-    "train it with experiment=track_baseline, or at the gate with "
-    "experiment=track_gate attn=mha budget.steps=800,1600,3200"
-)
-GRID = 2_000  # points of the curve
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The baseline's loss by the logarithm of its compute, between its least and most budget."""
-
-    logs: Array  # [GRID] of FLOPs, ascending
-    losses: Array  # [GRID], falling
-    errors: Array  # [GRID] standard errors
-
-
-def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
-    """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
-
-    It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
-    300-304). Its standard errors follow, to first order, from those of the means, each trained at
-    its own rate. Raises DataError for fewer than three budgets, for one with a single seed, and if
-    a mean does not fall.
-    """
-    from scipy.interpolate import PchipInterpolator
-
-    compute = sorted(losses)
-    groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
-    means = np.array([own.mean() for own in groups])
-    if len(groups) < MIN_BUDGETS or min(map(len, groups)) < 2:
-        raise DataError(
-            "track",
-            f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each; {TRAIN_BASELINE}",
-        )
-    if (np.diff(means) >= 0).any():
-        raise DataError("track", "the baseline's loss does not fall with its budget")
-    knots = np.log(compute)
-    logs = np.linspace(knots[0], knots[-1], GRID)
-    step = 1e-4 * np.ptp(means)
-    variance = np.zeros(GRID)
-    for i, own in enumerate(groups):
-        moved = np.eye(len(groups))[i] * step
-        above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
-        slopes = (above - below) / (2 * step)
-        variance += slopes**2 * (own.var(ddof=1) / len(own) + RATE_ERROR**2)
-    return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
-
-
-class Spread(NamedTuple):
-    """A standard deviation over seeds, and its degrees of freedom."""
-
-    deviation: float
-    degrees: int
-
-
-def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
-    """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
-
-    While the test rejects a shared one, the group that varies most gets its own. Groups of one
-    value share. Raises DataError if no group has two values.
-
-    Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
-    """
-    from scipy.stats import levene
-
-    arrays = [np.asarray(own, dtype=np.float64) for own in groups]
-    sharing = [i for i, own in enumerate(arrays) if len(own) > 1]
-    if not sharing:
-        raise DataError("track", "no entry has two seeds, so there is no spread to test against")
-    while len(sharing) > 1 and any(np.ptp(arrays[i]) > 0 for i in sharing):
-        if levene(*(arrays[i] for i in sharing)).pvalue >= ALPHA:
-            break
-        sharing.remove(max(sharing, key=lambda i: arrays[i].var(ddof=1)))
-    degrees = sum(len(arrays[i]) - 1 for i in sharing)
-    squares = sum(float(arrays[i].var(ddof=1)) * (len(arrays[i]) - 1) for i in sharing)
-    shared = Spread(math.sqrt(squares / degrees), degrees)
-    return [
-        shared if i in sharing or len(own) < 2 else Spread(float(own.std(ddof=1)), len(own) - 1)
-        for i, own in enumerate(arrays)
-    ]
-
-
-@dataclass(frozen=True)
-class Effective:
-    """What the baseline would need for an entry's loss, over what the entry used, with its 95%
-    interval.
-
-    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, for
-    the hypothesis that it lies between 1 / NEGLIGIBLE and NEGLIGIBLE; `equivalent`: whether it is
-    shown to lie between 1 / MARGIN and MARGIN, by two one-sided tests at 5%.
-    """
-
-    value: float
-    interval: Interval
-    p: float
-    equivalent: bool
-
-
-def effective_compute(
-    losses: Sequence[float], compute: float, curve: Curve, spread: Spread, share: float = 1.0
-) -> Effective:
-    """Return the effective compute of losses over seeds, of runs that used so many FLOPs each.
-
-    The interval holds each compute at which the curve's loss is not shown to differ from the mean
-    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185. Both were
-    trained at a rate that was chosen: RATE_ERROR counts for each. `share`: that of LOOKS, in which
-    equivalence may err.
-    """
-    from scipy.special import stdtr, stdtrit
-
-    mean = float(np.mean(losses))
-    error = np.sqrt(spread.deviation**2 / len(losses) + curve.errors**2 + RATE_ERROR**2)
-    t = np.maximum.accumulate((mean - curve.losses) / error)  # rises with the baseline's compute
-    ratios = curve.logs - math.log(compute)
-    two, one = (float(-stdtrit(spread.degrees, level)) for level in (ALPHA / 2, share * ALPHA))
-
-    def reached(level: float) -> float:
-        """The ratio at which t is `level`."""
-        if t[0] > level:
-            return 0.0
-        return math.inf if t[-1] < level else math.exp(np.interp(level, t, ratios))
-
-    def t_at(ratio: float) -> float:
-        at = math.log(ratio)  # 0, which shows nothing, beyond the baseline's budgets
-        return float(np.interp(at, ratios, t)) if ratios[0] <= at <= ratios[-1] else 0.0
-
-    return Effective(
-        reached(0.0),
-        (reached(-two), reached(two)),
-        min(1.0, 2 * float(stdtr(spread.degrees, min(t_at(NEGLIGIBLE), -t_at(1 / NEGLIGIBLE))))),
-        t_at(1 / MARGIN) <= -one and t_at(MARGIN) >= one,
-    )
-
-
-def judge(
-    losses: Sequence[Sequence[float]],
-    flops: Sequence[float],
-    curve: Curve,
-    spreads: Sequence[Spread],
-) -> tuple[list[Effective], list[float], list[str]]:
-    """Return each entry's effective compute, its p corrected over all entries, and its verdict."""
-    shares = [LOOKS[len(own)] for own in losses]
-    found = [
-        effective_compute(own, spent, curve, spread, share)
-        for own, spent, spread, share in zip(losses, flops, spreads, shares, strict=True)
-    ]
-    corrected = correct_holm([one.p for one in found], shares)
-    return found, corrected, [decide(p, one) for p, one in zip(corrected, found, strict=True)]
-
-
-def difference_interval(
-    losses: Sequence[float], baseline: Sequence[float], spread: Spread
-) -> tuple[float, Interval]:
-    """Return the mean loss minus the baseline's, with its 95% interval."""
-    from scipy.special import stdtrit
-
-    mean = float(np.mean(losses) - np.mean(baseline))
-    seeds = spread.deviation**2 * (1 / len(losses) + 1 / len(baseline))
-    error = math.sqrt(seeds + 2 * RATE_ERROR**2)
-    half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
-    return mean, (mean - half, mean + half)
-
-
-def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Return the p values corrected for their number, and for the looks, whose shares are given.
-
-    Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
-    """
-    divided = np.divide(p_values, shares)
-    order = np.argsort(divided)
-    corrected = np.empty(len(divided))
-    steps = divided[order] * np.arange(len(divided), 0, -1)
-    corrected[order] = np.maximum.accumulate(np.minimum(1.0, steps))
-    return corrected.tolist()
-
-
-def decide(p: float, found: Effective) -> str:
-    """Return better, worse, equivalent or open, from a corrected p.
-
-    A difference that is shown may still be small.
-    """
-    if p < ALPHA:
-        words = "better" if found.value > 1 else "worse"
-        return f"{words}, by less than {MARGIN - 1:.0%}" if found.equivalent else words
-    return "equivalent" if found.equivalent else "open"

@@ -1,7 +1,7 @@
 """The attention track: runs of `experiment=track` beside the shipped entries, as one table.
 
 The file reads downwards: an entry, from runs or from a file in benchmarks/track; the rows with
-their verdicts; the table. `statistics.py` has the statistics, `plots.py` the figure.
+their verdicts; the table. `effective_compute.py` has the statistics, `plots.py` the figure.
 """
 
 import math
@@ -16,21 +16,20 @@ import msgspec
 import numpy as np
 
 from gptattn.compare.curves import read_curves
-from gptattn.compare.finished_runs import Run
-from gptattn.compare.setting_differences import RATE, WIDTH
-from gptattn.compare.statistics import (
+from gptattn.compare.effective_compute import (
     LOOKS,
     MIN_BUDGETS,
     NEGLIGIBLE,
     TRAIN_BASELINE,
     Effective,
-    Interval,
     difference_interval,
     fit_curve,
     judge,
     share_spread,
-    t_interval,
 )
+from gptattn.compare.finished_runs import Run
+from gptattn.compare.setting_differences import RATE, WIDTH
+from gptattn.compare.statistics import ALPHA, Interval, t_interval
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
@@ -38,6 +37,8 @@ from gptattn.runs.metrics import BITS, FLOPS, PARAMS
 
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
+# Of an entry: at first, with the second stage, and at the gate.
+SEEDS = (range(21, 24), range(21, 29), range(31, 39))
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
 Ratio = tuple[float, Interval]
@@ -66,11 +67,6 @@ class Entry(msgspec.Struct, frozen=True):
     def loss(self) -> float:
         """The mean loss over seeds."""
         return fmean(self.losses.values())
-
-    @property
-    def label(self) -> str:
-        """Its name in the table, where the baseline's attention at other seeds is a placebo."""
-        return self.name + " (placebo)" * (self.name == BASELINE and not self.is_baseline)
 
     @property
     def is_baseline(self) -> bool:
@@ -102,8 +98,8 @@ def read_entries(
 
 
 def name_entry(typed: Sequence[str]) -> str:
-    """Return the overrides that make the attention, in one order, however they were typed."""
-    found = [(one.lstrip("+"), match) for one in typed if (match := OWN.match(one))]
+    """Return the overrides that make the attention, in whatever order they were typed."""
+    found = [(one.lstrip("+").replace(" ", ""), m) for one in typed if (m := OWN.match(one))]
     # attn=gqa comes before attn.window=64.
     own = sorted((KINDS.index(match[1]), one[len(match[1])] == ".", one) for one, match in found)
     words = [one.removeprefix("attn=") for _, _, one in own]
@@ -181,57 +177,56 @@ class Track:
     own_spread: Sequence[str]  # rows whose standard deviation is their own
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
+    def label(self, entry: Entry) -> str:
+        """Return a row's name, with its steps where rows differ in them."""
+        several = len({row.entry.steps for row in self.rows}) > 1
+        placebo = entry.name == BASELINE and not entry.is_baseline
+        return entry.name + " (placebo)" * placebo + f" after {entry.steps:,} steps" * several
+
 
 def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     """Return the table of these entries and the shipped ones, as far as they can be compared.
 
-    Own entries take the place of shipped ones of the same name once they have all their seeds, and
-    decide what can be compared, those of the baseline first. Raises DataError without a baseline at
-    enough budgets, and says why if the shipped one cannot be used.
+    The baseline decides that: the newest of one's own with the shipped budgets that are like it, or
+    the shipped one, if these are too few. Own entries come before shipped ones of the same name,
+    the newest first. Raises DataError without a baseline at enough budgets.
     """
-    kept: dict[tuple[str, int, bool], tuple[Entry, bool]] = {}
-    begun: set[tuple[str, int, bool]] = set()  # own entries that still lack seeds
-    left_out: dict[str, list[str]] = {}
-    unlike = ""  # why the shipped baseline cannot be used
-    for entries, is_shipped in ((own, False), (shipped, True)):
-        for entry in sorted(entries, key=lambda entry: not entry.is_baseline):
-            key = entry.name, entry.steps, entry.is_baseline
-            if key in kept or (key in begun and not is_shipped):
-                if not is_shipped:
-                    left_out.setdefault("a newer one has its name", []).append(entry.name)
-                elif (
-                    entry.is_baseline
-                    and len(entry.losses) > len(kept[key][0].losses)
-                    and not _describe_mismatch(entry, [one for one, _ in kept.values()])
-                ):
-                    why = "the shipped baseline has more seeds"
-                    left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
-                    kept[key] = entry, True
-                continue
-            why = _describe_mismatch(entry, [one for one, _ in kept.values()])
-            if not why and (why := _describe_seeds(entry)):
-                begun.add(key)
-            if not why:
-                kept[key] = entry, is_shipped
-                continue
-            if is_shipped and entry.is_baseline:
-                unlike = why
-            name = f"{entry.name} at {entry.steps:,} steps" if entry.is_baseline else entry.name
-            left_out.setdefault(why, []).append(name)
-    baseline = {entry.steps: entry for entry, _ in kept.values() if entry.is_baseline}
-    if unlike and len(baseline) < MIN_BUDGETS:
-        why = f"the shipped baseline cannot be used ({unlike})"
-        raise DataError("track", f"{why}; {TRAIN_BASELINE}")
+    bases = [entry for entry in (*own, *shipped) if entry.is_baseline]
+    baseline: dict[int, Entry] = {}
+    for reference in (*bases[:1], *[entry for entry in shipped if entry.is_baseline][:1]):
+        baseline = _pick_budgets(bases, reference)
+        if len(baseline) >= MIN_BUDGETS:
+            break
     curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
+    left_out: dict[str, list[str]] = {}
+    known = [*baseline.values()]
+    for entry in bases:
+        if entry not in known and (entry in own or _describe_mismatch(entry, known)):
+            why = _describe_mismatch(entry, known) or "another has more seeds, or is newer"
+            left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
+    hint = "" if any(entry in own for entry in known) else f"; {TRAIN_BASELINE}"
     compared: list[tuple[Entry, bool]] = []
-    for entry, is_shipped in kept.values():
-        if entry.is_baseline:
+    begun: set[tuple[str, int]] = set()  # own ones, of which some may still lack seeds
+    for entry, is_shipped in [*((one, False) for one in own), *((one, True) for one in shipped)]:
+        key = entry.name, entry.steps
+        if entry.is_baseline or (
+            is_shipped and any(key == (one.name, one.steps) for one, _ in compared)
+        ):
             continue
-        if entry.steps not in baseline:
-            why = f"the baseline has no {entry.steps:,} steps"
+        if key in begun and not is_shipped:
+            why = "a newer one has its name"
+        elif why := _describe_mismatch(entry, known):
+            why += "" if is_shipped else hint
+        else:
+            begun.add(key)
+            why = _describe_seeds(entry)
+            if entry.steps not in baseline:
+                why = f"the baseline has no {entry.steps:,} steps"
+        if why:
             left_out.setdefault(why, []).append(entry.name)
         else:
             compared.append((entry, is_shipped))
+            known.append(entry)
     beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
     losses = [[*entry.losses.values()] for entry, _ in compared]
     groups = [[*one.losses.values()] for one in beside.values()] + losses
@@ -253,6 +248,15 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
+def _pick_budgets(bases: Sequence[Entry], like: Entry) -> dict[int, Entry]:
+    """Return the baseline by steps: of those like this one, the one with most seeds."""
+    found: dict[int, Entry] = {}
+    for entry in sorted(bases, key=lambda entry: -len(entry.losses)):
+        if not _describe_mismatch(entry, [like]):
+            found.setdefault(entry.steps, entry)
+    return found
+
+
 def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
     """Return why an entry cannot be compared with these; "" if it can."""
     for one in known:
@@ -268,12 +272,15 @@ def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
 
 
 def _describe_seeds(entry: Entry) -> str:
-    """Return why an entry's number of seeds cannot be used; "" if it can."""
-    n, (first, second) = len(entry.losses), LOOKS
-    if entry.is_baseline or n in LOOKS:
+    """Return why an entry's seeds cannot be used; "" if they can."""
+    seeds = sorted(entry.losses)
+    if any(seeds == [*allowed] for allowed in SEEDS):
         return ""
-    seeds = f"{n} seed{'s' * (n > 1)}"
-    return f"{seeds}; an entry has {first} seeds, or {second} after the second stage"
+    first, second, gate = (f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
+    return (
+        f"seeds {', '.join(map(str, seeds))}; an entry has {first}, or {second} after the second "
+        f"stage, or {gate} at the gate"
+    )
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
@@ -303,17 +310,17 @@ HEADINGS = (
 def list_cells(track: Track) -> list[list[str]]:
     """Return the table's cells, its heading first, then the baseline's row, and then the rest."""
     cells = [[*HEADINGS]]
-    entries = {row.entry.steps for row in track.rows} or {*track.baseline}
-    for steps in sorted(entries):
+    budgets = {row.entry.steps for row in track.rows} or {*track.baseline}
+    for steps in sorted(budgets):
         base = track.baseline[steps]
-        cells.append([*_first_cells(base), "", "1", "", "the baseline", "1", *_last_cells(base)])
+        middle = ("", "1", "", "the baseline", "1")
+        cells.append([track.label(base), *_first_cells(base), *middle, *_last_cells(base)])
     for row in track.rows:
         low, high = row.interval
-        name, *first = _first_cells(row.entry)
         cells.append(
             [
-                name + " *" * (not row.shipped),
-                *first,
+                track.label(row.entry) + " *" * (not row.shipped),
+                *_first_cells(row.entry),
                 f"{row.difference:+.4f} ± {(high - low) / 2:.4f}",
                 _ratio_words((row.effective.value, row.effective.interval)),
                 "<0.001" if row.p < 0.001 else f"{row.p:.3f}",
@@ -326,7 +333,7 @@ def list_cells(track: Track) -> list[list[str]]:
 
 
 def _first_cells(entry: Entry) -> list[str]:
-    return [entry.label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
+    return [f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
 
 
 def _last_cells(entry: Entry) -> list[str]:
@@ -355,18 +362,18 @@ def list_notes(track: Track) -> list[str]:
     last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
     if not track.rows:
         return [first, *last]
+    seeds = {len(row.entry.losses) for row in track.rows}
     return [
         first,
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
-        f"over {count} (Holm) and two looks; all rows share one standard deviation over "
-        f"seeds{apart} (Levene's test)",
-        "equivalent: within 5% of the compute, by two tests at 5%, of each row alone; a row with "
-        + " and with ".join(
-            f"{n} seeds may err in {share:.0%} of it" for n, share in LOOKS.items()
-        ),
+        f"over {count} (Holm); all rows share one standard deviation over seeds{apart} "
+        "(Levene's test)",
+        "equivalent: within 5% of the compute, by two one-sided tests, of each row alone",
+        f"allowed errors, of {ALPHA:.0%} in all: "
+        + ", ".join(f"{ALPHA * LOOKS[n]:.1%} with {n} seeds" for n in sorted(seeds)),
         *(
             "time: the baseline's time to the same loss over the entry's, measured on "
             f"{machine} by scripts/track_speeds.py; no verdict depends on it"

@@ -48,18 +48,19 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
     """Print the report's tables of the finished runs, and why the others failed."""
     if done:
         from gptattn.compare.comparison import compare
-        from gptattn.compare.finished_runs import read_runs
+        from gptattn.compare.finished_runs import find_shipped, read_runs
         from gptattn.compare.table import print_tables, warning_lines
 
         runs = read_runs(done)[0]
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
-        comparison = compare(runs, folders=folders)
-        print_tables(comparison, console)
-        for line in warning_lines(comparison):
-            console.print(f"warning: {line}", markup=False)
-        if any(run.environment.get("company") == "beside others" for run in runs):
-            console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
+        if find_shipped(runs) is None:  # of the attention track, the report has the table
+            comparison = compare(runs, folders=folders)
+            print_tables(comparison, console)
+            for line in warning_lines(comparison):
+                console.print(f"warning: {line}", markup=False)
+            if any(run.environment.get("company") == "beside others" for run in runs):
+                console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
         console.print(f"report: {command('compare')} {shlex.join(folders)}", soft_wrap=True)
     if failed:
         table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
