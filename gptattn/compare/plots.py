@@ -277,6 +277,8 @@ def draw_hybrids(track: Track) -> Plot | None:
 def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
     """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
     found: dict[str, list[tuple[float, TrackRow]]] = {}
+    if len({row.entry.steps for row in track.rows}) > 1:
+        return found  # lines would join rows of different budgets
     for row in track.rows:
         if (match := PATTERN.fullmatch(row.entry.name)) is not None and row.entry.caches:
             layers = match[1].split(",")

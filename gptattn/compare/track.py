@@ -179,7 +179,7 @@ class Track:
 
     def label(self, entry: Entry) -> str:
         """Return a row's name, with its steps where rows differ in them."""
-        several = len({row.entry.steps for row in self.rows}) > 1
+        several = len({row.entry.steps for row in self.rows} or {*self.baseline}) > 1
         placebo = entry.name == BASELINE and not entry.is_baseline
         return entry.name + " (placebo)" * placebo + f" after {entry.steps:,} steps" * several
 
@@ -187,13 +187,14 @@ class Track:
 def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     """Return the table of these entries and the shipped ones, as far as they can be compared.
 
-    The baseline decides that: the newest of one's own with the shipped budgets that are like it, or
-    the shipped one, if these are too few. Own entries come before shipped ones of the same name,
-    the newest first. Raises DataError without a baseline at enough budgets.
+    The baseline decides that: the newest of one's own, with the budgets that are like it, shipped
+    ones too; if these are too few, an older one, or the shipped one. Own entries come before
+    shipped ones of the same name, the newest first. Raises DataError without a baseline at enough
+    budgets.
     """
     bases = [entry for entry in (*own, *shipped) if entry.is_baseline]
     baseline: dict[int, Entry] = {}
-    for reference in (*bases[:1], *[entry for entry in shipped if entry.is_baseline][:1]):
+    for reference in bases:
         baseline = _pick_budgets(bases, reference)
         if len(baseline) >= MIN_BUDGETS:
             break
@@ -202,7 +203,8 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     known = [*baseline.values()]
     for entry in bases:
         if entry not in known and (entry in own or _describe_mismatch(entry, known)):
-            why = _describe_mismatch(entry, known) or "another has more seeds, or is newer"
+            why = _describe_mismatch(entry, known)
+            why = why or "a single seed, or another has more of them, or is newer"
             left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
     hint = "" if any(entry in own for entry in known) else f"; {TRAIN_BASELINE}"
     compared: list[tuple[Entry, bool]] = []
@@ -216,7 +218,8 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         if key in begun and not is_shipped:
             why = "a newer one has its name"
         elif why := _describe_mismatch(entry, known):
-            why += "" if is_shipped else hint
+            if not is_shipped and _describe_mismatch(entry, [*baseline.values()]):
+                why += hint
         else:
             begun.add(key)
             why = _describe_seeds(entry)
@@ -249,10 +252,10 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
 
 
 def _pick_budgets(bases: Sequence[Entry], like: Entry) -> dict[int, Entry]:
-    """Return the baseline by steps: of those like this one, the one with most seeds."""
+    """Return the baseline by steps: of those like this one, the one with most seeds, 2 or more."""
     found: dict[int, Entry] = {}
     for entry in sorted(bases, key=lambda entry: -len(entry.losses)):
-        if not _describe_mismatch(entry, [like]):
+        if len(entry.losses) > 1 and not _describe_mismatch(entry, [like]):
             found.setdefault(entry.steps, entry)
     return found
 

@@ -54,7 +54,7 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
         runs = read_runs(done)[0]
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
-        if find_shipped(runs) is None:  # of the attention track, the report has the table
+        if find_shipped(runs) is None:  # the attention track has a table of its own
             comparison = compare(runs, folders=folders)
             print_tables(comparison, console)
             for line in warning_lines(comparison):

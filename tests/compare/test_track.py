@@ -221,10 +221,14 @@ def test_the_newest_of_own_entries_counts_and_a_baseline_of_few_seeds_does_not()
     assert track.baseline[100] in BASE
     assert track.left_out == {
         "a newer one has its name": ["mine"],
-        "another has more seeds, or is newer": ["mha at 100 steps"],
+        "a single seed, or another has more of them, or is newer": ["mha at 100 steps"],
     }
     own = [entry("mha", one.steps, one.loss, range(1, 4), code={"core": "2"}) for one in BASE]
-    assert [*make_track(own, BASE).baseline.values()] == own  # none is shipped for this code
+    stray = entry("mha", 100, 3.0, range(1, 3), code={"core": "3"})
+    for more in ([], [stray]):  # none is shipped for this code
+        assert [*make_track([*more, *own], BASE).baseline.values()] == own
+    begun = [entry("mha", one.steps, one.loss, range(1, 2), code={"core": "2"}) for one in BASE]
+    assert [*make_track(begun, BASE).baseline.values()] == BASE
 
 
 def test_beyond_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
