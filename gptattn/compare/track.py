@@ -202,8 +202,8 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     left_out: dict[str, list[str]] = {}
     known = [*baseline.values()]
     for entry in bases:
-        if entry not in known and (entry in own or _describe_mismatch(entry, known)):
-            why = _describe_mismatch(entry, known)
+        why = _describe_mismatch(entry, known)
+        if why or (entry in own and entry not in known):
             why = why or "a single seed, or another has more of them, or is newer"
             left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
     hint = "" if any(entry in own for entry in known) else f"; {TRAIN_BASELINE}"
