@@ -123,7 +123,8 @@ def plan_jobs(
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
-        key = repr(asdict(cfg) | dict.fromkeys(NOT_CHECKED) | {"matrices": cfg.optim.matrices})
+        whether = cfg.optim.matrices, cfg.budget.accuracy is None
+        key = repr((asdict(cfg) | dict.fromkeys(NOT_CHECKED), whether))
         with name_variant(job):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):

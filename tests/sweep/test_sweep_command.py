@@ -83,6 +83,7 @@ def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(both, tmp_pat
     [
         (["seed=range(3,1)"], {}, "seed: has no value; give one or more"),
         (["trainer.devices=2"], {}, "trainer.devices: a sweep trains each run in one process"),
+        (["budget.accuracy=null,0.9"], {}, "budget.accuracy: works only with a task"),
         (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: is also in hydra."),
         ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1 is one of"),
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: cannot be combined"),
