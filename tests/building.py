@@ -127,7 +127,7 @@ def _choose(cfg: TrainConfig, group: str, names: Any) -> TrainConfig:
 @cache
 def _read_file(group: str, name: str) -> dict[str, Any]:
     found = OmegaConf.load(CONF / group / f"{name}.yaml")
-    return OmegaConf.to_container(found)  # type: ignore[return-value]
+    return OmegaConf.to_container(found)
 
 
 def read_file(group: str, name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from measuring.rounds import ratio, spread
 from gptattn.attention import CacheGroup
 
 
-def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half() -> None:
+def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half():
     # The rounds' ratios are 2, 1 and 4; the quotient of the medians would be 3 / 2.
     assert ratio([2.0, 3.0, 8.0], [1.0, 3.0, 2.0]) == 2
     # Of 1 to 8 the quarters lie at 3 and 6, and the median is 4.5.
@@ -18,7 +18,7 @@ def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half() ->
 
 
 @pytest.mark.parametrize("variant", ["cross_layer", "gqa+value_residual"])
-def test_layers_in_a_row_do_what_the_model_does(variant: str) -> None:
+def test_layers_in_a_row_do_what_the_model_does(variant):
     model = build_gpt(*chosen(variant), "model.num_layers=3", "position=none", std=0.3).double()
     stack, ids = Stack(model.layers()), torch.randint(13, (2, 7))
 

@@ -86,7 +86,7 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
-def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> None:
+def test_every_command_of_a_page_does_what_it_says(page, home):
     for words in new_on(page):
         try:
             examine(words, home)
@@ -97,14 +97,14 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> No
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
-def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+def test_every_link_between_pages_leads_somewhere(page):
     # `make docs` finds dead anchors too, and pages that are not on the site.
     prose = FENCED.sub("", page.read_text(encoding="utf-8"))
     for link in re.findall(r"\]\(([^)\s#]+)", prose):
         assert re.match(r"\w+:", link) or (page.parent / link).is_file(), link
 
 
-def test_every_name_of_the_api_is_there() -> None:
+def test_every_name_of_the_api_is_there():
     names = [
         name
         for page in (ROOT / "docs" / "api").glob("*.md")
@@ -115,7 +115,7 @@ def test_every_name_of_the_api_is_there() -> None:
         assert callable(pkgutil.resolve_name(name)), name
 
 
-def test_every_module_and_function_that_the_architecture_page_names_is_there() -> None:
+def test_every_module_and_function_that_the_architecture_page_names_is_there():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     names = {*re.findall(rf"`((?:{'|'.join(itertools.chain(*ROOMS))})\.[\w.]+)`", page)}
     assert len(names) > 15

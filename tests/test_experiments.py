@@ -36,12 +36,12 @@ def jobs(experiment: str) -> list[TrainConfig]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", menu("experiment"))
-def test_every_run_of_an_experiment_composes_and_no_two_are_the_same(experiment: str) -> None:
+def test_every_run_of_an_experiment_composes_and_no_two_are_the_same(experiment):
     found = jobs(experiment)
     assert len({repr(cfg) for cfg in found}) == len(found)
 
 
-def test_one_experiment_has_every_recipe_with_an_mlp_to_match_and_a_model_of_its_own() -> None:
+def test_one_experiment_has_every_recipe_with_an_mlp_to_match_and_a_model_of_its_own():
     recipes = sweeper("recipes")["params"]["recipe"].split(",")
     # At four heads qwen3_5 is the same model as qwen3_next.
     assert sorted([*recipes, "mamba2", "qwen3_5"]) == menu("recipe")

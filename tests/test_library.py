@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,7 @@ SIZES = {"d_model": 24, "num_heads": 4, "num_layers": 6, "context_length": 64}
 
 
 @pytest.mark.slow
-def test_the_pages_blocks_run_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_pages_blocks_run_one_after_the_other(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {"__name__": "page"}
@@ -57,7 +54,7 @@ def test_the_pages_blocks_run_one_after_the_other(
     assert repr(known["report"]).startswith("runs: 2 runs, 2 variants, 1 seed each")
 
 
-def test_importing_the_package_comparing_and_checking_import_nothing_heavy(tmp_path: Path) -> None:
+def test_importing_the_package_comparing_and_checking_import_nothing_heavy(tmp_path):
     write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [2.2, 2.3]})
     code = (
         "import sys, gptattn\n"
@@ -72,7 +69,7 @@ def test_importing_the_package_comparing_and_checking_import_nothing_heavy(tmp_p
     assert done.stdout.splitlines() == ["set()"] * 3
 
 
-def test_curves_are_what_the_run_recorded_and_join_its_validations(tmp_path: Path) -> None:
+def test_curves_are_what_the_run_recorded_and_join_its_validations(tmp_path):
     write_sweep(tmp_path, {"mha": [2.0]})
     curves = gptattn.load_curves(str(tmp_path))
     assert {*curves["run"]} == {str(tmp_path / "mha_s1")}
@@ -81,15 +78,13 @@ def test_curves_are_what_the_run_recorded_and_join_its_validations(tmp_path: Pat
     # Losses at the validations of `curve_rows`: the last one's and the share of steps to come.
     assert [*val["step"]] == [20, 40, 60, 80, 100]
     assert [*val["value"]] == pytest.approx([2.8, 2.6, 2.4, 2.2, 2.0])
-    wide = SavedRun(tmp_path / "mha_s1", *[None] * 4).curves.set_index("step")  # type: ignore[arg-type]
+    wide = SavedRun(tmp_path / "mha_s1", *[None] * 4).curves.set_index("step")
     assert wide["val/loss"][[20, 30, 40]].tolist() == pytest.approx([2.8, 2.7, 2.6])
     assert np.isnan(wide["val/loss"][10])
     assert wide["train/loss"][50] == pytest.approx(2 + 2 * math.exp(-50 / 20))
 
 
-def test_a_run_generates_what_the_command_does(
-    runs: Callable[[str], Path], capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_generates_what_the_command_does(runs, capsys):
     folder = runs("gqa")
     capsys.readouterr()
     generate.run([f"run={folder}", "prompt=The ", "tokens=20", "seed=3", "device=cpu"])
@@ -99,12 +94,12 @@ def test_a_run_generates_what_the_command_does(
 
 
 @pytest.mark.parametrize("load", ["load_runs", "load_curves", "load_run", "compare"])
-def test_a_folder_that_is_missing_is_named(load: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_named(load, tmp_path):
     with pytest.raises(UserError, match=str(tmp_path / "none")):
         getattr(gptattn, load)(tmp_path / "none")
 
 
-def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:
+def test_a_run_from_python_is_the_commands(tmp_path):
     given = tiny(tmp_path, "attn=gqa", "model.num_layers=2")
     assert command(tmp_path, *given, "run_dir=by_command") == 0
     cfg = settings(given)
@@ -116,7 +111,7 @@ def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:
     assert losses(tmp_path / "mine") == losses(tmp_path / "by_command") != []
 
 
-def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path: Path) -> None:
+def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path):
     book = tmp_path / "a,b=c.txt"
     book.touch()
     one = settings(["attn=gqa", "attn.num_kv_heads=1", "data=text", f"data.path='{book}'"])
@@ -126,7 +121,7 @@ def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path: Path) -> None:
     assert settings(["attn=gqa"]).attn["num_kv_heads"] == 2
 
 
-def test_built_layers_are_those_of_the_recipes_model() -> None:
+def test_built_layers_are_those_of_the_recipes_model():
     given = [f"model.{name}={size}" for name, size in SIZES.items()]
     model = build_model(settings(["recipe=gemma3", *given]), vocab_size=5)
     layers = gptattn.build_layers(recipe="gemma3", **SIZES)
@@ -136,7 +131,7 @@ def test_built_layers_are_those_of_the_recipes_model() -> None:
         assert_same(own(x), block.attention(x))
 
 
-def test_built_layers_that_share_state_decode_as_they_read() -> None:
+def test_built_layers_that_share_state_decode_as_they_read():
     given = ("position=rope", "part=[value_residual]", "attn.window=5")
     layers = gptattn.build_layers(*given, attn="gqa", **SIZES).double()
     assert {layer.window for layer in layers} == {5}
@@ -162,6 +157,6 @@ def test_built_layers_that_share_state_decode_as_they_read() -> None:
         ({"recipe": "gemma4"}, "recipe: gemma4 is not offered: its attention has not been "),
     ],
 )
-def test_a_mistake_in_what_to_build_is_the_commands_line(given: Any, message: str) -> None:
+def test_a_mistake_in_what_to_build_is_the_commands_line(given, message):
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
         gptattn.build_layers(**SIZES | given)

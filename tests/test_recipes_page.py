@@ -9,7 +9,7 @@ from building import menu
 TEXT = recipes_page.PAGE.read_text(encoding="utf-8")
 
 
-def test_the_page_has_each_recipe_with_its_release_oldest_first() -> None:
+def test_the_page_has_each_recipe_with_its_release_oldest_first():
     rows = re.findall(r"^\| (\w+) \| (.*?) \| (\d{4}) \| ", TEXT, re.MULTILINE)
     names = [name for name, *_ in rows]
     assert names == recipes_page.oldest_first()
@@ -21,5 +21,5 @@ def test_the_page_has_each_recipe_with_its_release_oldest_first() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", menu("recipe"))
-def test_what_the_page_counts_is_so_today(name: str) -> None:
+def test_what_the_page_counts_is_so_today(name):
     assert f"\n{recipes_page.row(name)} " in TEXT

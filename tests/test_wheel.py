@@ -42,9 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_its_configs_and_shipped_entries_and_no_more(
-    wheel: Path,
-) -> None:
+def test_the_wheel_holds_the_package_its_configs_and_shipped_entries_and_no_more(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = [*ROOT.glob("gptattn/**/*.*"), *ROOT.glob("hydra_plugins/*.py")]
     kinds = (".py", ".j2", ".js", ".txt")
@@ -54,9 +52,7 @@ def test_the_wheel_holds_the_package_its_configs_and_shipped_entries_and_no_more
 
 
 @pytest.mark.slow
-def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
-    wheel: Path, tmp_path: Path
-) -> None:
+def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=False)
     scripts = tmp_path / "env" / "bin"
     python = scripts / "python"

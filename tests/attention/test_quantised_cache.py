@@ -20,7 +20,7 @@ def there_and_back(form: Format, x: Tensor) -> Tensor:
     return form.unpack(form.pack(x), x.shape[-1], x.dtype)
 
 
-def test_int8_by_hand() -> None:
+def test_int8_by_hand():
     # The largest is 254, so the scale is 2: codes 127, -50, 0 (0.9 / 2 rounds to 0), 2 and -127.
     parts = Int8().pack(torch.tensor([254.0, -99.6, 0.9, 3.2, -254.0]))
     assert parts["scale"].tolist() == [2.0]
@@ -29,7 +29,7 @@ def test_int8_by_hand() -> None:
     assert Int8().unpack(parts, 5, FLOAT).tolist() == [254.0, -100.0, 0.0, 4.0, -254.0]
 
 
-def test_int4_by_hand_with_two_codes_in_a_byte() -> None:
+def test_int4_by_hand_with_two_codes_in_a_byte():
     # From -2 to 5.5 in steps of 0.5: codes 0, 15, 4 and 7 (1.4 is 6.8 steps up), and one alone.
     parts = Int4().pack(torch.tensor([-2.0, 5.5, 0.0, 1.4, 5.0]))
     assert (parts["zero"].tolist(), parts["scale"].tolist()) == ([-2.0], [0.5])
@@ -38,7 +38,7 @@ def test_int4_by_hand_with_two_codes_in_a_byte() -> None:
     assert Int4().unpack(parts, 5, FLOAT).tolist() == [-2.0, 5.5, 0.0, 1.5, 5.0]
 
 
-def test_the_groups_of_int4_have_scales_of_their_own_and_the_last_may_be_shorter() -> None:
+def test_the_groups_of_int4_have_scales_of_their_own_and_the_last_may_be_shorter():
     small, large, few = torch.linspace(0, 15, 32) / 64, torch.linspace(-1, 1, 32), torch.ones(3)
     parts = Int4().pack(torch.cat([small, large, few]))
     assert parts["zero"].tolist() == [0.0, -1.0, 1.0]
@@ -49,13 +49,13 @@ def test_the_groups_of_int4_have_scales_of_their_own_and_the_last_may_be_shorter
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_numbers_that_are_all_the_same_or_very_large_stay_finite(form: Format) -> None:
+def test_numbers_that_are_all_the_same_or_very_large_stay_finite(form):
     for x in (torch.zeros(9), torch.full((9,), 0.25), torch.full((9,), 1e-9)):
         assert torch.allclose(there_and_back(form, x), x, rtol=4e-3, atol=1e-7)
     assert torch.isfinite(there_and_back(form, torch.linspace(-1e30, 1e30, 9))).all()
 
 
-def test_running_sums_and_single_numbers_stay_as_they_are() -> None:
+def test_running_sums_and_single_numbers_stay_as_they_are():
     cache = packed(Int8(), 8, sums=Entry(4, 1, wide=True), few=Entry(5, 7))
     new = {"k": torch.randn(3, 2, 2, 8), "sums": torch.randn(3, 4, 2, 1) * 1e3}
     new |= {"few": torch.randn(3, 5, 2, 7)}

@@ -150,7 +150,6 @@ def build(recipe: str, *overrides: str) -> list[Attention]:
     """The attentions of one round, in float64 and with noise on every parameter."""
     sizes = [f"model.d_model={E}", f"model.num_heads={H}", f"model.context_length={T}"]
     cfg, encodings, provided = settings([f"recipe={recipe}", *sizes, *overrides]), {}, {}
-    assert cfg.pattern is not None
     cfg = replace(cfg, model=replace(cfg.model, num_layers=len(cfg.pattern)))
     layers = [build_layer(cfg, encodings, provided, i).double() for i in range(len(cfg.pattern))]
     disturb(nn.ModuleList(layers), std=0.3)
@@ -186,7 +185,6 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
         def rows(start: int, size: int) -> Callable[[Tensor], Tensor]:
             return lambda w: w.unflatten(0, (H, -1))[:, start : start + size]
 
-        assert mine.conv is not None
         together, small = theirs.in_proj_qkvz.weight, theirs.in_proj_ba.weight
         return [
             Pair(mine.W_query.weight, together, rows(0, D)),

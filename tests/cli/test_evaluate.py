@@ -36,9 +36,7 @@ def sweep(trained: Path, tmp_path: Path) -> Path:
 
 
 def evaluation(run: Path) -> Evaluation:
-    found = RunFolder(run).read_evaluation()
-    assert found is not None
-    return found
+    return RunFolder(run).read_evaluation()
 
 
 def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep, call):

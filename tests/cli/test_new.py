@@ -22,7 +22,7 @@ def test_a_new_variant_takes_its_yaml_and_passes_its_own_test(tmp_path, monkeypa
     spec = yaml.safe_load(Path("attn/my_new_attention.yaml").read_text())
     assert spec.pop("_target_") == "my_new_attention.MyNewAttention"
     monkeypatch.syspath_prepend(tmp_path)
-    from my_new_attention import MyNewAttention  # type: ignore[import-not-found]
+    from my_new_attention import MyNewAttention
 
     # The rest of its arguments are those that the model fills.
     filled = ["d_in", "d_out", "num_heads", "dropout", "position"]

@@ -7,7 +7,7 @@ from gptattn.cli.commands.recipes import read_bytes
 
 
 @pytest.mark.slow
-def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
+def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch):
     monkeypatch.setattr(recipes, "list_recipes", lambda: ["gemma3", "gpt2", "llama3"])
     code, out, err = call("recipes", "cache_bytes=163840", "context=128")
     assert (code, err) == (0, "")
@@ -19,6 +19,6 @@ def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch) -> None:
     assert others == "too large: gpt2 (327,680)"
 
 
-def test_a_size_is_in_bytes_or_has_a_unit() -> None:
+def test_a_size_is_in_bytes_or_has_a_unit():
     sizes = {"1000": 1000, "1.5MB": 1.5e6, "2GB": 2e9, "8kB": 8000, "1MiB": 2**20, "3G": 3e9}
     assert {text: read_bytes(text) for text in sizes} == sizes

@@ -40,7 +40,7 @@ def only(folder: Path) -> Across:
     return found
 
 
-def test_an_interaction_is_the_change_of_a_difference_worked_by_hand(tmp_path: Path) -> None:
+def test_an_interaction_is_the_change_of_a_difference_worked_by_hand(tmp_path):
     found = only(write(tmp_path, LOSSES))
     assert list(found.gaps) == ["gqa", "mqa"]
     gqa = found.gaps["gqa"]
@@ -71,7 +71,7 @@ def test_an_interaction_is_the_change_of_a_difference_worked_by_hand(tmp_path: P
     assert node["gaps"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
 
 
-def test_the_words_name_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
+def test_the_words_name_what_is_shown_and_what_is_not(tmp_path):
     both = {name: {v: own[v] for v in ("mha", "gqa")} for name, own in LOSSES.items()}
     both["adamw"]["gqa"] = [2.05, 2.07, 2.09]  # to mha 0.05, 0.06, 0.06
     # Changes -0.05, -0.05, -0.06: mean -0.16 / 3, deviation 0.01 / root 3. One comparison:
@@ -87,9 +87,7 @@ def test_the_words_name_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
     assert across_notes(found) == ["the two differ in more than optim: optim.lr"]
 
 
-def test_changes_that_cannot_be_shown_share_one_line_with_the_number_of_seeds(
-    tmp_path: Path,
-) -> None:
+def test_changes_that_cannot_be_shown_share_one_line_with_the_number_of_seeds(tmp_path):
     more = {"adamw": {"tpa": [2.0, 2.2]}, "muon": {"tpa": [2.1, 1.9, 1.8]}}
     first, losses = across_words(
         only(write(tmp_path, {optim: own | more[optim] for optim, own in LOSSES.items()}))
@@ -103,7 +101,7 @@ def test_changes_that_cannot_be_shown_share_one_line_with_the_number_of_seeds(
     )
 
 
-def test_only_sections_that_differ_in_one_setting_are_compared(tmp_path: Path) -> None:
+def test_only_sections_that_differ_in_one_setting_are_compared(tmp_path):
     for block in ("gpt2", "llama"):
         write(tmp_path, LOSSES, block)
     found = {(one.where, one.first, one.second) for one in load_comparison(tmp_path).across}
@@ -122,9 +120,7 @@ def test_only_sections_that_differ_in_one_setting_are_compared(tmp_path: Path) -
         {"mha": [1.9, 1.8], "tpa": [1.9, 1.8]},  # nothing to compare but the baseline
     ],
 )
-def test_without_a_common_baseline_and_another_row_there_is_no_table(
-    muon: Losses, tmp_path: Path
-) -> None:
+def test_without_a_common_baseline_and_another_row_there_is_no_table(muon, tmp_path):
     found = load_comparison(write(tmp_path, {**LOSSES, "muon": muon}))
     assert (len(found.sections), found.across) == (2, [])
 
@@ -152,7 +148,7 @@ def write_tokenizers(folder: Path, **of_bpe: Any) -> Path:
     return folder
 
 
-def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
+def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path):
     found = only(write_tokenizers(tmp_path))
     assert (found.first, found.second) == ("tokenizer=byte", "tokenizer=bpe")
     mha = found.losses["mha"]
@@ -178,9 +174,7 @@ def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"val_bytes": 699}, {"text_sha256": "zzz"}])
-def test_runs_with_other_held_out_bytes_are_never_compared(
-    other: dict[str, Any], tmp_path: Path
-) -> None:
+def test_runs_with_other_held_out_bytes_are_never_compared(other, tmp_path):
     write_tokenizers(tmp_path, **other)
     found = load_comparison(tmp_path)
     assert (len(found.sections), found.across) == (2, [])

@@ -25,7 +25,7 @@ def binomial_bounds(rate: float) -> tuple[float, float]:
     return tuple(binom.ppf([0.001, 0.999], SIMULATIONS, rate))
 
 
-def test_the_interval_of_a_mean_is_students() -> None:
+def test_the_interval_of_a_mean_is_students():
     # By hand: mean 2.5, deviation 0.5, t(0.975, 2) = 4.302653 from the table.
     half = 4.302653 * 0.5 / math.sqrt(3)
     assert t_interval([2.0, 2.5, 3.0]) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-6)
@@ -36,7 +36,7 @@ def test_the_interval_of_a_mean_is_students() -> None:
     assert (high - low) / 2 == pytest.approx(3.961 * math.sqrt(0.025) / math.sqrt(5), rel=1e-4)
 
 
-def test_p_by_hand_and_by_scipy() -> None:
+def test_p_by_hand_and_by_scipy():
     # Mean 2, deviation 1: t = 2 * root of 3. With 2 degrees of freedom p = 1 - t / sqrt(t^2 + 2).
     p = 1 - math.sqrt(12 / 14)
     assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(p)
@@ -46,7 +46,7 @@ def test_p_by_hand_and_by_scipy() -> None:
     assert paired_p(x - y, 2) == pytest.approx(2 * ttest_rel(x, y).pvalue)
 
 
-def test_p_is_below_five_percent_exactly_when_the_interval_excludes_0() -> None:
+def test_p_is_below_five_percent_exactly_when_the_interval_excludes_0():
     generator = np.random.default_rng(2)
     decided = {True: 0, False: 0}
     for _ in range(SIMULATIONS):
@@ -59,7 +59,7 @@ def test_p_is_below_five_percent_exactly_when_the_interval_excludes_0() -> None:
     assert min(decided.values()) > SIMULATIONS / 5
 
 
-def test_differences_that_only_rounding_spreads_count_as_equal() -> None:
+def test_differences_that_only_rounding_spreads_count_as_equal():
     losses = np.array([0.3, 1.7, 2.3])
     assert np.ptp((losses + 0.1) - losses) > 0  # float64 rounding leaves a spread
     assert all_equal((losses + 0.1) - losses)
@@ -79,9 +79,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("n", [3, 5, 12])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_interval_misses_the_true_difference_in_at_most_five_percent(
-    shape: str, n: int
-) -> None:
+def test_the_interval_misses_the_true_difference_in_at_most_five_percent(shape, n):
     variant, baseline = SHAPES[shape](np.random.default_rng(n), (SIMULATIONS, n))
     missed = 0
     for d in variant - baseline:
@@ -92,7 +90,7 @@ def test_the_interval_misses_the_true_difference_in_at_most_five_percent(
         assert missed >= binomial_bounds(0.05)[0]
 
 
-def test_seeds_needed_match_published_tables() -> None:
+def test_seeds_needed_match_published_tables():
     # Cohen 1988 and G*Power for a paired t test, two-sided 5%, power 0.8.
     assert seeds_needed(1.0, 1.0) == 10
     assert seeds_needed(-0.5, 1.0) == 34
@@ -105,7 +103,7 @@ def test_seeds_needed_match_published_tables() -> None:
 
 
 @pytest.mark.parametrize(("n", "comparisons"), [(2, 1), (3, 3), (5, 3), (8, 7)])
-def test_the_smallest_difference_is_shown_in_four_of_five_samples(n: int, comparisons: int) -> None:
+def test_the_smallest_difference_is_shown_in_four_of_five_samples(n, comparisons):
     smallest = smallest_difference(0.03, n, comparisons)
     d = np.random.default_rng(n).normal(loc=smallest, scale=0.03, size=(SIMULATIONS, n))
     # An independent oracle: t from numpy, its quantile from scipy.
@@ -115,7 +113,7 @@ def test_the_smallest_difference_is_shown_in_four_of_five_samples(n: int, compar
     assert low <= shown <= high
 
 
-def test_the_front_has_the_points_that_no_other_beats() -> None:
+def test_the_front_has_the_points_that_no_other_beats():
     costs = [1.0, 2.0, 2.0, 3.0, 4.0, 1.0]
     losses = [5.0, 4.0, 4.5, 4.0, 1.0, 5.0]
     # Point 2 loses to 1 at the same cost; 3 costs more than 1 for the same loss; 0 and 5 are equal.
@@ -123,7 +121,7 @@ def test_the_front_has_the_points_that_no_other_beats() -> None:
     assert pareto_front([], []) == []
 
 
-def test_steins_two_stages_by_hand() -> None:
+def test_steins_two_stages_by_hand():
     # (3.961 * 0.03 / 0.02) squared is 35.3, with t of 4 degrees at 5% shared by three comparisons.
     assert stein_seeds(0.03, 0.02, first=5, comparisons=3) == 36
     assert stein_seeds(0.001, 0.02, first=5, comparisons=3) == 5  # what was run is not taken back
@@ -147,7 +145,7 @@ TAILS = {
 
 @pytest.mark.parametrize("tails", TAILS)
 @pytest.mark.parametrize("first", [5, 8])
-def test_two_stages_keep_their_promise_on_simulated_sweeps(tails: str, first: int) -> None:
+def test_two_stages_keep_their_promise_on_simulated_sweeps(tails, first):
     # Three variants and their baseline share seeds, and each variant stops at its own number.
     deviation, half_width, variants, sweeps = 0.02, 0.02, 3, SIMULATIONS // 2
     generator = np.random.default_rng(0)

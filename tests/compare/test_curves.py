@@ -16,7 +16,7 @@ def run(tmp_path: Path) -> Path:
     return write_sweep(tmp_path, {"mha": [2.0]}) / "mha_s1"
 
 
-def test_a_record_is_read_as_it_was_written(run: Path) -> None:
+def test_a_record_is_read_as_it_was_written(run):
     found, damage = read_curves(run)
     expected = [row for row in curve_rows(2.0) if "train/loss" in row]
     assert damage is None
@@ -26,7 +26,7 @@ def test_a_record_is_read_as_it_was_written(run: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"step": 4', "[]", '{"train/loss": {}}'])
-def test_a_record_counts_up_to_its_first_damaged_line(line: str, run: Path) -> None:
+def test_a_record_counts_up_to_its_first_damaged_line(line, run):
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")
     (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:5], line.encode(), *lines[5:]]))
     found, damage = read_curves(run)
@@ -35,14 +35,14 @@ def test_a_record_counts_up_to_its_first_damaged_line(line: str, run: Path) -> N
     assert found.val.step.tolist() == [20]
 
 
-def test_a_missing_record_gives_no_curves(run: Path) -> None:
+def test_a_missing_record_gives_no_curves(run):
     (run / "metrics.jsonl").unlink()
     found, damage = read_curves(run)
     assert (len(found.train), len(found.val)) == (0, 0)
     assert damage == f"{run}: has no metrics.jsonl: no curves"
 
 
-def test_rows_with_nan_leave_a_gap_and_no_more(run: Path) -> None:
+def test_rows_with_nan_leave_a_gap_and_no_more(run):
     rows = curve_rows(2.0)
     rows[2]["train/loss"] = float("nan")
     rows[-2]["val/loss"] = float("inf")
@@ -55,7 +55,7 @@ def test_rows_with_nan_leave_a_gap_and_no_more(run: Path) -> None:
     assert len(found.val) == 4
 
 
-def test_a_long_record_is_resampled(run: Path) -> None:
+def test_a_long_record_is_resampled(run):
     rows = curve_rows(2.0, steps=8000, validations=800)
     write_rows(run, rows)
     found, damage = read_curves(run)
@@ -69,25 +69,21 @@ def test_a_long_record_is_resampled(run: Path) -> None:
     assert (found.val.step.iloc[0], found.val.step.iloc[-1]) == (10, 8000)
 
 
-def test_bands_by_hand() -> None:
+def test_bands_by_hand():
     x = np.array([0.0, 1.0, 2.0])
     found = average_curves([(x, x + 1), (x, x + 3), (x, x + 2)])
-    assert found is not None
     assert found.mean.tolist() == [2.0, 3.0, 4.0]
     # The deviation of 1, 2 and 3 is 1; half the band is t(0.975, 2) = 4.30265 / sqrt(3).
-    assert found.low is not None
     assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
     # Two seeds have no band.
     found = average_curves([(x, x + 1), (x, x + 3)])
-    assert found is not None
     assert (found.n, found.low, found.high) == (2, None, None)
     assert found.seeds.tolist() == [[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
 
 
-def test_curves_on_different_grids_meet_where_both_are() -> None:
+def test_curves_on_different_grids_meet_where_both_are():
     y = np.array([0.0, 4.0])
     found = average_curves([(np.array([0.0, 4.0]), y), (np.array([1.0, 6.0]), y)])
-    assert found is not None
     assert (found.x[0], found.x[-1]) == (1.0, 4.0)
     # The lines are x and 0.8 (x - 1); at x = 1 they are 1 and 0.
     assert found.mean[0] == pytest.approx(0.5)

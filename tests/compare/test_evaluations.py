@@ -52,7 +52,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
+def test_the_json_holds_what_was_worked_out_by_hand(sweep):
     (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
     shown = [(one["variant"], one["length"]) for one in found["loss_by_position"]]
     assert shown == [("mha", 4), ("mha", 8), ("gqa", 4), ("gqa", 8)]
@@ -76,7 +76,7 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     assert caches[2]["change"]["interval"] == pytest.approx([0.02 - half, 0.02 + half], abs=1e-5)
 
 
-def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
+def test_the_page_shows_plots_and_tables(sweep):
     page = page_text(sweep / "comparison" / "comparison.html")
     for words in (
         "Loss by position, in windows of 4 tokens.",
@@ -96,7 +96,7 @@ def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
         assert set(LOSSES) <= {"".join(node.itertext()) for node in drawn}
 
 
-def test_what_is_of_other_weights_is_not_shown(tmp_path: Path) -> None:
+def test_what_is_of_other_weights_is_not_shown(tmp_path):
     folder = evaluated_sweep(tmp_path / "runs")
     RunFolder(folder / "mha_s2").write_evaluation(evaluation(2, 2.02, step=999))
     first = position_losses(only_section(folder))[0]
@@ -104,7 +104,7 @@ def test_what_is_of_other_weights_is_not_shown(tmp_path: Path) -> None:
     assert first.loss.mean == pytest.approx(np.mean([2.0, 2.04]) + 0.25)
 
 
-def test_a_damaged_evaluation_costs_no_run(tmp_path: Path) -> None:
+def test_a_damaged_evaluation_costs_no_run(tmp_path):
     folder = evaluated_sweep(tmp_path / "runs")
     (folder / "mha_s1" / "evaluation.json").write_text('{"basis": 1}')
     runs, (line,) = read_runs([folder])

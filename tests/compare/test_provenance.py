@@ -21,7 +21,7 @@ def aged(folder: Path, seconds: float) -> Path:
     return folder
 
 
-def test_runs_of_different_code_are_different_rows(tmp_path: Path) -> None:
+def test_runs_of_different_code_are_different_rows(tmp_path):
     write_run(tmp_path / "a", "gqa", 1, 2.0)
     write_run(tmp_path / "b", "gqa", 2, 3.0)
     write_run(tmp_path / "c", "gqa", 3, 5.0, identity=NEW)
@@ -33,7 +33,7 @@ def test_runs_of_different_code_are_different_rows(tmp_path: Path) -> None:
     assert differences_in_provenance(runs) == [warning]
 
 
-def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path: Path) -> None:
+def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path):
     (write_run(tmp_path / "a", "gqa", 1, 2.0) / "identity.json").unlink()
     write_run(tmp_path / "b", "gqa", 2, 3.0)
     runs = read_runs([tmp_path])[0]
@@ -42,7 +42,7 @@ def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_
     assert line in differences_in_provenance(runs)
 
 
-def test_differences_in_code_and_machine_are_reported(tmp_path: Path) -> None:
+def test_differences_in_code_and_machine_are_reported(tmp_path):
     write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": "aaa", "processes": 2})
     write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "processes": 2})
     libraries = {"libraries": {"torch": "2.12.0"}}
@@ -54,7 +54,7 @@ def test_differences_in_code_and_machine_are_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_path: Path) -> None:
+def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_path):
     for name, seed, loss, time in (("b", 1, 2.0, 10), ("a", 1, 2.1, 20), ("c", 2, 2.5, 5)):
         aged(write_run(tmp_path / name, "mha", seed, loss), time)
     found = load_comparison(tmp_path)
@@ -62,7 +62,7 @@ def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_pat
     assert found.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
 
 
-def test_a_run_repeated_after_an_edit_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_run_repeated_after_an_edit_replaces_the_old_one(tmp_path):
     old = aged(write_run(tmp_path / "s" / "old", "gqa", 1, 2.0), 1e9)
     write_run(tmp_path / "s" / "new", "gqa", 1, 3.0, identity=NEW)
     write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
@@ -90,8 +90,8 @@ def of_own_seeds(changed: str) -> list[tuple[str, str]]:
     ],
 )
 def test_runs_from_other_weights_share_a_row_if_the_weights_are_equal_or_each_seeds_own(
-    started: list[tuple[str, str | None]], rows: dict[str, int], tmp_path: Path
-) -> None:
+    started, rows, tmp_path
+):
     for seed, (path, digest) in enumerate(started, start=1):
         identity, config = {"weights": digest}, {"init_from": path}
         write_run(tmp_path / f"r{seed}", "gqa", seed, 2.0, config=config, identity=identity)

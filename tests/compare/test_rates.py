@@ -41,7 +41,7 @@ def tuned(tmp_path: Path) -> Path:
     return tmp_path / "tuned"
 
 
-def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(tuned: Path) -> None:
+def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(tuned):
     runs, skipped = read_runs([tuned])
     assert skipped == [
         f"{tuned / 'tuning'}: runs that chose a learning rate; name the folder to see them"
@@ -63,7 +63,7 @@ def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(tuned: Path) -> No
     assert [first.title, second.title] == ["block=gpt2", "block=llama"]
 
 
-def test_rates_that_alone_part_two_rows_stay_in_their_names(tuned: Path) -> None:
+def test_rates_that_alone_part_two_rows_stay_in_their_names(tuned):
     write(tuned, "mha", 1, 2.5, 0.008)
     first = compare(read_runs([tuned])[0]).sections[0]
     assert {row.name for row in first.rows} >= {"mha position=learned optim.lr=0.008", "gqa"}

@@ -26,7 +26,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
-def test_load_runs_has_a_row_per_run_with_metrics_and_settings(tmp_path: Path) -> None:
+def test_load_runs_has_a_row_per_run_with_metrics_and_settings(tmp_path):
     sweep = write_sweep(tmp_path / "runs", LOSSES, d_model=48)
     (write_run(sweep / "bad", "mha", 9, 2.0) / "summary.json").unlink()
     runs = load_runs(sweep)
@@ -55,31 +55,27 @@ def bad(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("content", ["{", "- 1", CODE])
-def test_damaged_settings_are_named_and_their_run_skipped(
-    content: str, tmp_path: Path, bad: Path
-) -> None:
+def test_damaged_settings_are_named_and_their_run_skipped(content, tmp_path, bad):
     (bad / "config.yaml").write_text(content)
     only_the_good_one_is_read(tmp_path, bad)
 
 
 @pytest.mark.parametrize("wrong", ["{", "[]", *WRONG], ids=str)
-def test_a_damaged_summary_is_named_and_its_run_skipped(
-    wrong: str | dict[str, Any], tmp_path: Path, bad: Path
-) -> None:
+def test_a_damaged_summary_is_named_and_its_run_skipped(wrong, tmp_path, bad):
     if isinstance(wrong, dict):
         wrong = json.dumps(json.loads((bad / "summary.json").read_text()) | wrong)
     (bad / "summary.json").write_text(wrong)
     only_the_good_one_is_read(tmp_path, bad)
 
 
-def test_runs_without_a_result_are_named_and_skipped(tmp_path: Path, bad: Path) -> None:
+def test_runs_without_a_result_are_named_and_skipped(tmp_path, bad):
     (bad / "summary.json").unlink()
     only_the_good_one_is_read(tmp_path, bad, "not finished")
     (bad / "model.safetensors").write_bytes(b"")
     only_the_good_one_is_read(tmp_path, bad, "converted weights that were not trained")
 
 
-def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:
+def test_folders_without_a_finished_run_are_an_error(tmp_path):
     with pytest.raises(DataError, match="no finished run"):
         read_runs([tmp_path])
     with pytest.raises(DataError, match="is not a folder"):
@@ -89,7 +85,7 @@ def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:
         read_runs([tmp_path])
 
 
-def test_open_runs_of_a_sweep_are_counted(tmp_path: Path) -> None:
+def test_open_runs_of_a_sweep_are_counted(tmp_path):
     sweep = tmp_path / "sweep"
     names = ["mha_s1_000001", "mha_s2_000002", "gqa_s1_000003", "mqa_s1_000004", "mqa_s2_000005"]
     for seed, name in enumerate(names[:2], start=1):

@@ -34,7 +34,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_folder_holds_the_page_its_figures_and_its_numbers(sweep: Path) -> None:
+def test_the_folder_holds_the_page_its_figures_and_its_numbers(sweep):
     found = {path.name for path in (sweep / "comparison").iterdir()}
     plots = {f"{name}.{kind}" for name in PLOTS for kind in ("png", "svg")}
     assert found == plots | {f"comparison.{k}" for k in ("csv", "json", "html")}
@@ -51,7 +51,7 @@ def test_the_folder_holds_the_page_its_figures_and_its_numbers(sweep: Path) -> N
     assert not re.search(r"""(?:src|href|srcset)=["'](?!#)|url\((?!#)|@import""", page)
 
 
-def test_json_csv_and_table_hold_what_was_worked_out_by_hand(sweep: Path) -> None:
+def test_json_csv_and_table_hold_what_was_worked_out_by_hand(sweep):
     (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
     mha, gqa, _ = found["rows"]
     assert mha["metrics"]["val/loss"]["mean"] == pytest.approx(2.02)
@@ -79,7 +79,7 @@ def test_json_csv_and_table_hold_what_was_worked_out_by_hand(sweep: Path) -> Non
     assert float(second["difference"]) == pytest.approx(0.12)
 
 
-def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path: Path) -> None:
+def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path):
     write_run(tmp_path / "a", "mha", 1, 2.0, metrics={"perf/tokens_per_s": 1000.0})
     small = {"perf/tokens_per_s": 2000.0, "cost/params": 900}
     write_run(tmp_path / "b", "gqa", 1, 2.1, metrics=small)
@@ -92,7 +92,7 @@ def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path: Path) -> None:
     }
 
 
-def test_the_fronts_of_a_task_are_of_accuracy(tmp_path: Path) -> None:
+def test_the_fronts_of_a_task_are_of_accuracy(tmp_path):
     for name, loss, right, size in (("mha", 2.0, 0.5, 900), ("gqa", 2.1, 0.9, 800)):
         task = {"val/accuracy": right, "val/bits_per_byte": None, "cost/params": size}
         write_run(tmp_path / name, name, 1, loss, metrics=task)
@@ -102,9 +102,7 @@ def test_the_fronts_of_a_task_are_of_accuracy(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_tensorboard_shows_mean_and_band(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_tensorboard_shows_mean_and_band(sweep, tmp_path, capsys):
     board = tmp_path / "bands"
     report(sweep, "--out", tmp_path / "out", "--board", board)
     lines = ("mean", "low", "high")
@@ -128,7 +126,7 @@ def test_tensorboard_shows_mean_and_band(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
+def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path):
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     out = sweep / "comparison"
     report(sweep)
@@ -145,9 +143,7 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     assert (out / "notes.txt").exists()
 
 
-def test_markdown_and_no_files_write_nothing(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_markdown_and_no_files_write_nothing(sweep, tmp_path, capsys):
     report(sweep, "--markdown", "--out", tmp_path / "out")
     shown = capsys.readouterr().out
     assert shown.startswith("| variant | n | val loss | vs mha |")
@@ -158,9 +154,7 @@ def test_markdown_and_no_files_write_nothing(
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_damage_and_failures_are_named_on_the_console_and_on_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_damage_and_failures_are_named_on_the_console_and_on_the_page(tmp_path, capsys):
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
     (sweep / "mha_s1" / "metrics.jsonl").write_text("{")
     (sweep / "mha_s2" / "metrics.jsonl").unlink()
@@ -189,9 +183,7 @@ document.title = document.documentElement.scrollWidth <= innerWidth && shown.len
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed; apt-get install chromium")
 @pytest.mark.parametrize("width", [360, 1300])
-def test_the_page_fits_a_phone_and_a_desktop_and_shows_every_figure(
-    width: int, sweep: Path, tmp_path: Path
-) -> None:
+def test_the_page_fits_a_phone_and_a_desktop_and_shows_every_figure(width, sweep, tmp_path):
     page = (sweep / "comparison" / "comparison.html").read_text(encoding="utf-8")
     page = re.sub(r"<meta[^>]*Content-Security-Policy[^>]*>", "", page)  # it would stop the script
     (tmp_path / "page.html").write_text(page + ASK, encoding="utf-8")

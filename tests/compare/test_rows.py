@@ -37,7 +37,7 @@ def write_block(folder: Path, variant: str, block: str) -> None:
     write_run(folder / f"{variant} {block}", variant, 1, 2.0, config=config, choices=choices)
 
 
-def test_settings_that_change_no_result_do_not_separate_runs(tmp_path: Path) -> None:
+def test_settings_that_change_no_result_do_not_separate_runs(tmp_path):
     config: dict[str, Any] = {"sweep": {"jobs": 2}, "experiment_name": "a", "allow_targets": ["x"]}
     write_run(tmp_path / "a", "mha", 1, 2.0, config=config)
     # 1000 steps given, and 1000 steps by default, are the same budget.
@@ -46,7 +46,7 @@ def test_settings_that_change_no_result_do_not_separate_runs(tmp_path: Path) -> 
     assert [len(members) for members in groups_in(tmp_path).values()] == [2]
 
 
-def test_a_config_file_names_a_row_if_it_explains_the_difference(tmp_path: Path) -> None:
+def test_a_config_file_names_a_row_if_it_explains_the_difference(tmp_path):
     def run(name: str, model: str, d_model: int, num_layers: int) -> None:
         size = {"d_model": d_model, "num_layers": num_layers}
         write_run(tmp_path / name, "mha", 1, 2.0, choices={"model": model}, **size)
@@ -58,7 +58,7 @@ def test_a_config_file_names_a_row_if_it_explains_the_difference(tmp_path: Path)
     assert "mha model.d_model=256 model.num_layers=4" in groups_in(tmp_path)
 
 
-def test_a_positions_setting_is_shown_only_if_another_run_has_that_position(tmp_path: Path) -> None:
+def test_a_positions_setting_is_shown_only_if_another_run_has_that_position(tmp_path):
     write(tmp_path, "mha")
     write(tmp_path, "mha", "none")
     write(tmp_path, "mha", "rope")
@@ -72,7 +72,7 @@ def test_a_positions_setting_is_shown_only_if_another_run_has_that_position(tmp_
 
 
 @pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
-def test_rows_of_an_ablation_are_named_by_what_they_change(variant: str, tmp_path: Path) -> None:
+def test_rows_of_an_ablation_are_named_by_what_they_change(variant, tmp_path):
     block: dict[str, Any] = {"norm": "rms", "zero_init": True}
     optim: dict[str, Any] = {
         "decay": "linear",
@@ -97,7 +97,7 @@ def test_rows_of_an_ablation_are_named_by_what_they_change(variant: str, tmp_pat
     assert found.warnings == []
 
 
-def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None:
+def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path):
     configs: dict[str, dict[str, Any]] = {
         "mha": {"part": {}, "pattern": None},
         "mha+gate": {"part": {"gate": {"_target_": "Gate", "wide": True}}},
@@ -111,9 +111,7 @@ def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None
     assert found.warnings == []
 
 
-def test_blocks_name_the_rows_of_one_variant_and_are_noted_between_variants(
-    tmp_path: Path,
-) -> None:
+def test_blocks_name_the_rows_of_one_variant_and_are_noted_between_variants(tmp_path):
     for variant, block in (("mha", "gpt2"), ("mha", "llama")):
         write_block(tmp_path / "one", variant, block)
     one = only_section(tmp_path / "one")
@@ -129,7 +127,7 @@ def test_blocks_name_the_rows_of_one_variant_and_are_noted_between_variants(
     ]
 
 
-def test_differing_positions_share_one_note(tmp_path: Path) -> None:
+def test_differing_positions_share_one_note(tmp_path):
     write(tmp_path, "mha")
     write(tmp_path, "gqa", "rope")
     write(tmp_path, "mqa", "rope", base=500.0)
@@ -143,7 +141,7 @@ def test_differing_positions_share_one_note(tmp_path: Path) -> None:
     }
 
 
-def test_a_confound_is_noted_even_if_it_names_some_rows(tmp_path: Path) -> None:
+def test_a_confound_is_noted_even_if_it_names_some_rows(tmp_path):
     for i, (variant, warmup) in enumerate([("gqa", 3), ("mha", 1), ("mha", 2), ("mqa", 3)]):
         write_run(tmp_path / str(i), variant, 1, 2.0, config={"optim": {"warmup": warmup}})
     found = only_section(tmp_path)
@@ -151,7 +149,7 @@ def test_a_confound_is_noted_even_if_it_names_some_rows(tmp_path: Path) -> None:
     assert len([line for line in found.warnings if "optim.warmup" in line]) == 1
 
 
-def test_the_baseline_is_the_named_row_or_mha_or_the_most_typical_row(tmp_path: Path) -> None:
+def test_the_baseline_is_the_named_row_or_mha_or_the_most_typical_row(tmp_path):
     for variant, width in (("mqa", 1), ("mqa", 2), ("gqa", 1), ("mha", 1)):
         write_run(tmp_path / f"{variant}{width}", variant, 1, 2.0, d_mlp=width)
     groups = groups_in(tmp_path)
@@ -164,9 +162,7 @@ def test_the_baseline_is_the_named_row_or_mha_or_the_most_typical_row(tmp_path: 
 
 
 @pytest.mark.parametrize(("others", "position"), [((), "none"), (("gqa", "mqa"), "learned")])
-def test_the_baseline_is_the_most_typical_row_of_mha(
-    others: tuple[str, ...], position: str, tmp_path: Path
-) -> None:
+def test_the_baseline_is_the_most_typical_row_of_mha(others, position, tmp_path):
     write(tmp_path, "mha")
     # In name order, "mha attn..." would come first.
     write(tmp_path, "mha", "none", window=4)

@@ -35,7 +35,7 @@ def write_sizes(folder: Path) -> Path:
     return folder
 
 
-def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path) -> None:
+def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path):
     found = load_comparison(write_sizes(tmp_path))
     assert [(section.title, [row.name for row in section.rows]) for section in found.sections] == [
         ("d_model=32", ["mha", "gqa"]),
@@ -43,8 +43,6 @@ def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path)
     ]
     small, large = (section.rows[1].difference for section in found.sections)
     # Differences 0.11, 0.12, 0.11, 0.12 and -0.09, -0.10, -0.13, -0.10; one comparison each.
-    assert small is not None
-    assert large is not None
     assert (small.mean, large.mean) == (pytest.approx(0.115), pytest.approx(-0.105))
     assert (small.comparisons, large.comparisons) == (1, 1)
     assert headline(found) == "16 runs, 2 variants, 4 seeds each, in 2 sections"
@@ -88,9 +86,7 @@ def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path)
         ({"config": {"compile": True}}, [""]),
     ],
 )
-def test_settings_that_losses_must_share_make_sections_and_others_rows(
-    other: dict[str, Any], expected: list[str], tmp_path: Path
-) -> None:
+def test_settings_that_losses_must_share_make_sections_and_others_rows(other, expected, tmp_path):
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "mha", 1, 2.1, **other)
     sections = load_comparison(tmp_path).sections
@@ -102,8 +98,8 @@ def test_settings_that_losses_must_share_make_sections_and_others_rows(
     ("setting", "values"), [("trainer.precision", ("32-true", "bf16")), ("block.norm", ("l", "r"))]
 )
 def test_precisions_and_blocks_are_rows_of_one_variant_and_sections_of_several(
-    setting: str, values: tuple[str, str], tmp_path: Path
-) -> None:
+    setting, values, tmp_path
+):
     room, name = setting.split(".")
 
     def write(variant: str) -> None:
@@ -120,7 +116,7 @@ def test_precisions_and_blocks_are_rows_of_one_variant_and_sections_of_several(
     assert [[row.name for row in section.rows] for section in found] == [["mha", "gqa"]] * 2
 
 
-def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path: Path) -> None:
+def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path):
     write_sweep(tmp_path / "scratch", {"mha": [1.5] * 3, "gqa": [1.52] * 3})
     for variant, method, loss in (("mha", "mean", 1.4), ("gqa", "mean", 1.45), ("gqa", "first", 2)):
         for seed in (1, 2, 3):
@@ -135,7 +131,7 @@ def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path: Path) 
     assert [row.name for row in trained_on.rows] == made
 
 
-def test_a_matched_width_makes_no_section_and_no_name(tmp_path: Path) -> None:
+def test_a_matched_width_makes_no_section_and_no_name(tmp_path):
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
     for variant, size, after in (("mha", 0, 256), ("x", 0, 290), ("x", 4, 280)):
         config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
@@ -165,9 +161,7 @@ def task_run(
     )
 
 
-def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(
-    tmp_path: Path,
-) -> None:
+def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(tmp_path):
     for length, pairs in ((64, 4), (128, 8)):
         for width, right in ((16, 0.25), (32, 1.0)):
             for seed in (1, 2):
@@ -188,13 +182,13 @@ def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(
     assert "val/bits_per_byte" not in lines[0]
 
 
-def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path: Path) -> None:
+def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path):
     task_run(tmp_path / "a", 0.5)
     task_run(tmp_path / "b", 0.5, seed=2, text="other")
     assert [row.n for row in only_section(tmp_path).rows] == [1, 1]
 
 
-def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path: Path) -> None:
+def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path):
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "gqa", 1, 2.1, config={"budget": {"steps": 2000}})
     short, long = load_comparison(tmp_path, baseline="mha").sections
@@ -205,7 +199,7 @@ def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
+def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path):
     out = tmp_path / "out"
     report(write_sizes(tmp_path / "runs"), "--out", out)
     page = (out / "comparison.html").read_text(encoding="utf-8")
@@ -217,7 +211,7 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     assert {"loss_sizes.png", "loss_sizes_cache.png"} <= {path.name for path in out.iterdir()}
 
 
-def test_the_report_command_printed_by_a_sweep_works(tmp_path: Path) -> None:
+def test_the_report_command_printed_by_a_sweep_works(tmp_path):
     done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]
     # A run of an earlier command in the same folder.
     write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, data={"text_sha256": "zyxwvuts"})
@@ -229,11 +223,11 @@ def test_the_report_command_printed_by_a_sweep_works(tmp_path: Path) -> None:
     report(*shlex.split(line), "--no-files")
 
 
-def test_speed_and_memory_are_compared_only_under_equal_conditions(tmp_path: Path) -> None:
+def test_speed_and_memory_are_compared_only_under_equal_conditions(tmp_path):
     def run(variant: str, seed: int, threads: int, shares: str | None) -> None:
         place = tmp_path / f"{variant}_s{seed}"
         conditions = {"environment": {"threads": threads}, "summary": {"shares": shares}}
-        write_run(place, variant, seed, 2.0 + seed / 10, **conditions)  # type: ignore[arg-type]
+        write_run(place, variant, seed, 2.0 + seed / 10, **conditions)
 
     for seed in (1, 2):
         run("mha", seed, 1, "machine")
@@ -254,7 +248,7 @@ def test_speed_and_memory_are_compared_only_under_equal_conditions(tmp_path: Pat
     assert not load_comparison(tmp_path).warnings  # it is said once
 
 
-def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path: Path) -> None:
+def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path):
     write_sweep(tmp_path, {"mha": [2.0, 2.1]})
     write_sweep(tmp_path, {"mine": [1.0, 1.2]}, metrics={"cost/kv_bytes_per_token": None})
     found = load_comparison(tmp_path)
@@ -268,7 +262,7 @@ def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path: Path) ->
     assert row["cost/kv_bytes_per_token"] == ""
 
 
-def test_rows_that_were_not_checked_are_marked_once(tmp_path: Path) -> None:
+def test_rows_that_were_not_checked_are_marked_once(tmp_path):
     write_sweep(tmp_path, {"mha": [2.0, 2.1]}, config={"checks": True})
     write_sweep(tmp_path, {"gqa": [2.0, 2.2]})  # an older record
     write_sweep(tmp_path, {"mine": [1.0, 1.2]}, config={"checks": False})

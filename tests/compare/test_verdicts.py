@@ -77,9 +77,7 @@ def simulated(means: Sequence[float], n: int, seed: int, shape: str = "normal") 
 @pytest.mark.parametrize(
     ("variants", "n", "shape"), [(2, 5, "normal"), (4, 5, "normal"), (3, 8, "x")]
 )
-def test_reports_on_equal_variants_rarely_show_a_difference(
-    variants: int, n: int, shape: str
-) -> None:
+def test_reports_on_equal_variants_rarely_show_a_difference(variants, n, shape):
     found = simulated([0.0] * variants, n, variants, shape)
     rows = sum(any(row.difference and row.difference.shown for row in s.rows) for s in found)
     from_first = sum(len(s.alike) < variants - 1 for s in found)
@@ -93,14 +91,14 @@ def test_reports_on_equal_variants_rarely_show_a_difference(
     )
 
 
-def test_equal_variants_far_from_the_baseline_are_not_told_apart() -> None:
+def test_equal_variants_far_from_the_baseline_are_not_told_apart():
     found = simulated([9.0, 0.0, 0.0, 0.0], 6, 1)
     assert sum(any(n in s.alike for n in ("v1", "v2", "v3")) for s in found) >= FIELDS - MOST
     assert not any("mha" in s.alike for s in found)
     assert sum("is the best" in best_words(s) for s in found) <= MOST
 
 
-def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
+def test_sentences_agree_and_no_stated_interval_contains_0():
     """Uses differences of all sizes, with which two families of tests would often disagree."""
     stated = best = 0
     fields = [*simulated([2.5, 0.0, 1.5, 3.0], 6, 2), *simulated([0.0, 0.4, 3.0, 3.2], 6, 3)]
@@ -111,7 +109,6 @@ def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
             d = row.difference
             if d is None:
                 continue
-            assert d.interval is not None
             assert d.shown == (d.interval[0] > 0 or d.interval[1] < 0)
             stated += d.shown
             if found.leader in (row.name, found.baseline):
@@ -123,7 +120,7 @@ def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
     assert best > FIELDS / 20
 
 
-def test_the_leader_is_compared_with_a_correction_over_all_pairs() -> None:
+def test_the_leader_is_compared_with_a_correction_over_all_pairs():
     losses = {"mha": [3.0, 3.1, 3.2, 3.15], "a": [1.0, 1.1, 1.2, 1.1], "b": [1.3, 1.5, 1.4, 1.4]}
     losses["c"] = [1.6, 1.5, 1.7, 1.6]
     found = {d.variant: d.comparisons for d in section(losses).rivals}
@@ -134,7 +131,7 @@ def test_the_leader_is_compared_with_a_correction_over_all_pairs() -> None:
     assert found == {"mha": 4, "b": 6, "c": 6, "d": 6}
 
 
-def test_two_variants_like_the_baseline_are_not_told_apart() -> None:
+def test_two_variants_like_the_baseline_are_not_told_apart():
     # a - b is -0.1 to within 0.001 at each seed, but neither differs from the noisy mha.
     noisy = {"mha": [2.3, 1.8, 2.2, 1.75, 2.25], "a": [2.0, 2.1, 2.2, 1.9, 1.8]}
     found = section({**noisy, "b": [2.101, 2.2, 2.299, 2.0, 1.9]})
@@ -144,7 +141,7 @@ def test_two_variants_like_the_baseline_are_not_told_apart() -> None:
     assert "than b" not in " ".join(section_words(found))
 
 
-def test_a_lead_that_the_common_seeds_contradict_is_no_lead() -> None:
+def test_a_lead_that_the_common_seeds_contradict_is_no_lead():
     found = section(
         {"mha": [2.00, 2.01, 2.02], "gqa": {1: 2.10, 2: 2.112, 3: 2.119, 4: 1.0, 5: 1.0}}
     )
@@ -155,7 +152,7 @@ def test_a_lead_that_the_common_seeds_contradict_is_no_lead() -> None:
     )
 
 
-def test_only_seeds_of_both_are_compared_and_single_pairs_do_not_count_in_the_correction() -> None:
+def test_only_seeds_of_both_are_compared_and_single_pairs_do_not_count_in_the_correction():
     losses = {"mha": [2.0, 2.5, 9.0], "a": {2: 2.6, 1: 2.2, 4: 0.0}, "b": {1: 2.0}, "c": {9: 1.9}}
     found = {row.name: row.difference for row in section(losses).rows}
     # The differences of a are 0.2 at seed 1 and 0.1 at seed 2.
@@ -163,7 +160,7 @@ def test_only_seeds_of_both_are_compared_and_single_pairs_do_not_count_in_the_co
     assert figures == {"a": (2, pytest.approx(0.15), 1), "b": (1, 0.0, 1)}
 
 
-def test_a_difference_is_stated_with_its_interval_and_its_p() -> None:
+def test_a_difference_is_stated_with_its_interval_and_its_p():
     worse = [loss + d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
     # Mean 0.12, deviation root of 0.0002 / 4; t(0.975, 4) = 2.776445 from the table, root of 5:
     # 0.12 -+ 0.00878. t = 37.9 with 4 degrees of freedom.
@@ -174,7 +171,7 @@ def test_a_difference_is_stated_with_its_interval_and_its_p() -> None:
     ]
 
 
-def test_without_evidence_the_words_say_how_many_seeds_it_would_take() -> None:
+def test_without_evidence_the_words_say_how_many_seeds_it_would_take():
     # Of mean 0.005 and, by hand, deviation 0.01225.
     mixed = [loss + d for loss, d in zip(BASE, (0.01, -0.01, 0.02, -0.005, 0.01), strict=True)]
     # Effect 0.408: 50 seeds by G*Power's tables (7.849 / 0.408^2 + 1.92, rounded up).
@@ -187,7 +184,7 @@ def test_without_evidence_the_words_say_how_many_seeds_it_would_take() -> None:
     ]
 
 
-def test_differences_without_a_spread_over_seeds_are_not_taken_for_certain() -> None:
+def test_differences_without_a_spread_over_seeds_are_not_taken_for_certain():
     """The seed may have no effect, and then five runs are no more than one run."""
     found = section({"mha": BASE, "gqa": [loss - 0.1 for loss in BASE], "mha_wrapper": BASE})
     assert section_words(found) == [
@@ -202,7 +199,7 @@ def test_differences_without_a_spread_over_seeds_are_not_taken_for_certain() -> 
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_below_three_seeds_no_variant_is_named_best(n: int) -> None:
+def test_below_three_seeds_no_variant_is_named_best(n):
     words = section_words(section({"mha": [2.0, 2.1][:n], "gqa": [1.0, 1.1][:n], "mqa": BASE}))
     assert words[-1] == f"Fewer than 3 seeds (mha: {n} and gqa: {n}): no variant is named best."
     assert "best" not in " ".join(words).replace("no variant is named best", "")
@@ -211,7 +208,7 @@ def test_below_three_seeds_no_variant_is_named_best(n: int) -> None:
         assert "a single pair (-1.0000 nats) has no spread over seeds" in words[0]
 
 
-def test_what_a_variant_costs_follows_in_simple_fractions() -> None:
+def test_what_a_variant_costs_follows_in_simple_fractions():
     cost = {
         "cost/kv_bytes_per_token": 1024 / 3,
         "cost/params": 1080,
@@ -225,13 +222,13 @@ def test_what_a_variant_costs_follows_in_simple_fractions() -> None:
     )
 
 
-def test_a_speed_that_may_be_chance_is_not_mentioned() -> None:
+def test_a_speed_that_may_be_chance_is_not_mentioned():
     speeds = {"perf/tokens_per_s": [900.0, 1100.0, 1200.0, 950.0, 1010.0]}
     found = section({"mha": BASE, "gqa": BASE}, mha=COSTS, gqa=speeds)
     assert "tokens/s" not in section_words(found)[0]
 
 
-def test_numbers_in_words() -> None:
+def test_numbers_in_words():
     assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
     p_values = {
         0.0004: "p < 0.001",
@@ -251,7 +248,7 @@ def test_numbers_in_words() -> None:
     assert more_or_fewer(100.04, 100) == "0.04% more"
 
 
-def test_what_was_matched_is_said(tmp_path: Path) -> None:
+def test_what_was_matched_is_said(tmp_path):
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "before": 512, "after": 545}
     match |= {"target": 124672, "reached": 124727}
     write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
@@ -264,7 +261,7 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
     assert found.warnings == []
 
 
-def test_the_reports_table_by_hand() -> None:
+def test_the_reports_table_by_hand():
     losses = {"mha": [2.0, 2.5, 3.0], "gqa": [2.1, 2.7, 3.3]}
     heading, mha, gqa = report_rows(section(losses, mha=COSTS, gqa=COSTS))
     assert heading[:6] == ["variant", "n", "val loss", "vs mha", "95% interval", "p"]
@@ -286,11 +283,10 @@ def two_stages(folder: Path, differences: Sequence[float], half_width: float) ->
     return only_section(folder)
 
 
-def test_only_the_first_stage_sets_the_deviation(tmp_path: Path) -> None:
+def test_only_the_first_stage_sets_the_deviation(tmp_path):
     # Differences 0.01, 0.02, 0.03 of deviation 0.01, then wild ones; the mean of nine is 0.04.
     found = two_stages(tmp_path, [0.01, 0.02, 0.03, 1.0, -0.64, 0.05, -0.04, -0.08, 0.01], 0.02)
     difference = found.rows[1].difference
-    assert difference is not None
     half = 4.302653 * 0.01 / 3  # t of 2 degrees, 9 seeds
     assert (difference.n, difference.first) == (9, 3)
     assert difference.interval == pytest.approx((0.04 - half, 0.04 + half), abs=1e-6)
@@ -307,16 +303,12 @@ def test_only_the_first_stage_sets_the_deviation(tmp_path: Path) -> None:
         (0.005, "±0.005 nats would need about 75 seeds"),
     ],
 )
-def test_differences_not_shown_are_bounded_or_need_more_seeds(
-    half_width: float, said: str, tmp_path: Path
-) -> None:
+def test_differences_not_shown_are_bounded_or_need_more_seeds(half_width, said, tmp_path):
     found = two_stages(tmp_path, [0.0, 0.01, -0.01, 0.009, 0.0, 0.0, 0.0, 0.0, 0.0], half_width)
     assert f": {said}" in section_words(found)[0]
 
 
-def test_the_seeds_that_would_show_a_difference_come_with_their_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_seeds_that_would_show_a_difference_come_with_their_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for attn, losses in (("mha", [2.00, 2.03, 2.01]), ("gqa", [2.02, 2.02, 2.04])):
         cfg = settings([f"attn={attn}"])
@@ -326,8 +318,6 @@ def test_the_seeds_that_would_show_a_difference_come_with_their_command(
             write_run(place, attn, seed, loss, config=config, identity={"code": {}})
     found = only_section(Path("outputs"))
     d = found.rows[1].difference
-    assert d is not None
-    assert d.seeds_needed is not None
     range_ = f"'seed=range(1,{d.seeds_needed + 1})'"
     line = f"{d.seeds_needed} seeds of gqa: gptattn-train -m attn=mha,gqa {range_}"
     assert [*section_table(found).commands] == [line]

@@ -2,21 +2,19 @@
 
 import json
 import os
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from loading import documents, load, request
 from numpy.typing import NDArray
-from support import TEXT, Call, bpe, check_job, tiny
+from support import TEXT, bpe, check_job, tiny
 
 from gptattn.data import bin_files
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
-from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds
 from gptattn.data.tokens import INDEX, make_tokens
 from gptattn.errors import ConfigError, DataError
 
@@ -31,9 +29,7 @@ def shard(ids: NDArray[np.uint16]) -> bytes:
 
 
 @pytest.mark.parametrize("form", ["val", "trainval", "modded", "one file", "train_rest"])
-def test_each_form_gives_its_ids(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
     monkeypatch.setattr(bin_files, "PIECE_TOKENS", 128)
     folder, to, cache = (tmp_path / name for name in ("ids", "to", "cache"))
     folder.mkdir()
@@ -77,13 +73,13 @@ def test_each_form_gives_its_ids(
     ],
     ids=["odd", "cut"],
 )
-def test_what_is_no_file_of_ids_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+def test_what_is_no_file_of_ids_is_named(content, said, tmp_path):
     (tmp_path / "x.bin").write_bytes(content)
     with pytest.raises(DataError, match=said):
         load(BinFiles(str(tmp_path / "x.bin")), tmp_path / "c")
 
 
-def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
+def test_ids_and_tokenizer_must_fit(tmp_path):
     (IDS + 50_000).tofile(tmp_path / "x.bin")
     source, cache = BinFiles(str(tmp_path / "x.bin")), tmp_path / "c"
     said = r"^tokenizer: did not make the ids up to 50,255; .* tokenizer\.vocab_size=50256 "
@@ -95,7 +91,7 @@ def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
         load(source, cache, TaskIds(50_257), context_length=900)
 
 
-def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path: Path) -> None:
+def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path):
     tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
     end = tokenizer.separator()
     ids = np.concatenate([end, tokenizer.encode("One.", "x"), end, tokenizer.encode("Two", "x")])
@@ -115,9 +111,7 @@ def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path: 
     ("make", "name", "masked"),
     [(CharTokenizer, "char", False), (partial(ByteLevelBPE, vocab_size=300), "bpe", True)],
 )
-def test_a_prepared_text_is_the_text(
-    make: Callable[[], Tokenizer], name: str, masked: bool, tmp_path: Path
-) -> None:
+def test_a_prepared_text_is_the_text(make, name, masked, tmp_path):
     source, to = documents([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
     make_tokens(source, to, request(tmp_path / "a", make(), tokenizer_name=name))
     found = load(BinFiles(str(to)), tmp_path / "b", make(), mask_documents=masked)
@@ -139,7 +133,7 @@ def test_a_prepared_text_is_the_text(
         load(BinFiles(str(to), val_path=str(to)), tmp_path / "b")
 
 
-def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -> None:
+def test_the_command_prepares_what_a_run_trains_on(tmp_path, call):
     text, to = tmp_path / "book.txt", tmp_path / "to"
     text.write_text(TEXT)
     cache = f"cache_dir={tmp_path / 'cache'}"

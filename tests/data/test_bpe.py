@@ -10,13 +10,11 @@ import pytest
 from loading import documents, load
 from support import TEXT, TRICKY, bpe
 from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers.pre_tokenizers import PreTokenizer
 from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
 
 from gptattn.data import bpe as our_bpe
 from gptattn.data.bpe import FORMS, ByteLevelBPE, byte_characters
-from gptattn.data.text import PlainText
 from gptattn.errors import ConfigError, DataError, UserError
 
 
@@ -40,9 +38,7 @@ def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
     return folder
 
 
-def test_ids_are_those_of_transformers_from_every_form_of_file(
-    folder: Path, theirs: Theirs, tmp_path: Path
-) -> None:
+def test_ids_are_those_of_transformers_from_every_form_of_file(folder, theirs, tmp_path):
     expected = theirs(TRICKY + TEXT)["input_ids"]
     originals = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
     for form in FORMS:
@@ -57,9 +53,7 @@ def test_ids_are_those_of_transformers_from_every_form_of_file(
 
 
 @pytest.mark.parametrize("length", [1, 7])
-def test_a_text_in_pieces_has_the_ids_of_the_whole(
-    length: int, folder: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_in_pieces_has_the_ids_of_the_whole(length, folder, theirs, monkeypatch):
     monkeypatch.setattr(our_bpe, "PIECE_CHARS", length)
     tokenizer = ByteLevelBPE(str(folder))
     draw = random.Random(length)
@@ -74,9 +68,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(
     assert list(tokenizer.cut(["x" * 100 + "\t" * 9])) == ["x" * 100 + "\t" * 9]
 
 
-def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(
-    folder: Path, theirs: Theirs
-) -> None:
+def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(folder, theirs):
     tokenizer = ByteLevelBPE(str(folder))
     ids = tokenizer.encode(TRICKY, "data")
     assert tokenizer.decode(ids) == TRICKY
@@ -89,7 +81,7 @@ def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(
     assert set(tokenizer.decode(smile[:-1])) == {"\ufffd"}
 
 
-def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path: Path) -> None:
+def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path):
     source = hand_made(tmp_path / "a", ["a b"], **{"<ü x>": 257})
     tokenizer = ByteLevelBPE(str(source))
     assert tokenizer.byte_lengths()[257] == 6
@@ -103,7 +95,7 @@ def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path: Pa
     assert opened("ab<ü x>c")["input_ids"] == [256, 257, 99]
 
 
-def test_settings_make_the_same_tokenizer_and_no_other(tmp_path: Path) -> None:
+def test_settings_make_the_same_tokenizer_and_no_other(tmp_path):
     one = ByteLevelBPE(str(hand_made(tmp_path / "a", ["a b", "b c"])))
     moved = ByteLevelBPE(str(hand_made(tmp_path / "b", ["a b", "b c"])))
     assert one.fingerprint() == moved.fingerprint()
@@ -127,9 +119,7 @@ BYTES, WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.
         ({"a": 0, "b": 1}, BYTES, "no token for byte 0x00"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_in_one_line(
-    vocabulary: dict[str, int], split: PreTokenizer, said: str, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said, tmp_path):
     library = Tokenizer(models.BPE(vocabulary, []))
     library.pre_tokenizer = split
     file = tmp_path / "tokenizer.json"
@@ -148,9 +138,7 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(
         ("nowhere", "nowhere is not a folder"),
     ],
 )
-def test_what_has_no_tokenizer_is_the_users_mistake(
-    path: str | None, said: str, tmp_path: Path
-) -> None:
+def test_what_has_no_tokenizer_is_the_users_mistake(path, said, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=rf"^tokenizer\.path: .*{said}"):
         ByteLevelBPE(path and str(tmp_path / path))
@@ -168,7 +156,7 @@ def test_what_has_no_tokenizer_is_the_users_mistake(
     ],
     ids=["tails", "documents"],
 )
-def test_nothing_is_learned_from_held_out_text(source: PlainText, tmp_path: Path) -> None:
+def test_nothing_is_learned_from_held_out_text(source, tmp_path):
     tokenizer = ByteLevelBPE(vocab_size=300)
     data = load(source, tmp_path, tokenizer)
     assert "zqzq" in tokenizer.decode(data.val[1:])
@@ -176,7 +164,7 @@ def test_nothing_is_learned_from_held_out_text(source: PlainText, tmp_path: Path
     assert not {*b"zq"} & {*letters}
 
 
-def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path) -> None:
+def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path):
     tokenizer = ByteLevelBPE(vocab_size=380)
     data = load(TEXT * 2, tmp_path / "cache", tokenizer)
     lengths = tokenizer.byte_lengths()
@@ -198,12 +186,12 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path)
 
 
 @pytest.mark.parametrize("size", [256, 65_537])
-def test_a_size_that_cannot_be_is_refused(size: int) -> None:
+def test_a_size_that_cannot_be_is_refused(size):
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: .* give 257 .* to 65,536"):
         ByteLevelBPE(vocab_size=size)
 
 
-def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path: Path) -> None:
+def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path):
     text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
     said = r"tokenizer\.vocab_size: 261 is more than this text can give; give at most 260, or"
     with pytest.raises(ConfigError, match=said):

@@ -30,7 +30,7 @@ def read(source: Rows, side: str | None = None, fraction: float = 0.1) -> list[s
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
-def test_each_row_is_a_document_in_order(form: str, tmp_path: Path) -> None:
+def test_each_row_is_a_document_in_order(form, tmp_path):
     place = save(form, tmp_path)
     assert read(Rows(None, path=place)) == TEXTS
     with pytest.raises(DataError, match=r"^data\.text_field: .* no field 'body', only id, text"):
@@ -39,7 +39,7 @@ def test_each_row_is_a_document_in_order(form: str, tmp_path: Path) -> None:
         read(Rows(None, path=place, text_field="id"))
 
 
-def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path: Path) -> None:
+def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path):
     source, other = (Rows(None, path=save(form, tmp_path)) for form in ("jsonl", "parquet"))
     train, val = (read(source, side, 0.3) for side in ("train", "val"))
     assert sorted([*train, *val]) == sorted(TEXTS)
@@ -48,7 +48,7 @@ def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path: Pa
     assert set(read(other, "val", 0.1)) < set(val)
 
 
-def test_a_separator_stands_between_rows_but_for_empty_ones(tmp_path: Path) -> None:
+def test_a_separator_stands_between_rows_but_for_empty_ones(tmp_path):
     lines = [json.dumps({"text": "" if i % 3 else f"row {i}"}) for i in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.jsonl").write_text('{"text": "held"}\n{"text": "out"}')
@@ -61,9 +61,7 @@ def test_a_separator_stands_between_rows_but_for_empty_ones(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_data_set_of_the_hubs_library(
-    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_the_hubs_library(streaming, tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     name, held_out = str(tmp_path / "set"), tmp_path / "set" / "test.jsonl"
     ROWS.to_json(f"{name}/train.jsonl")
@@ -87,18 +85,14 @@ def test_a_data_set_of_the_hubs_library(
         ({"name": "a/b", "val_path": "x.json"}, r"^data\.name: give data\.name=.* perhaps with"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(
-    arguments: dict[str, str | None], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_said_in_one_line(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("no rows")
     with pytest.raises((ConfigError, DataError), match=said):
-        Rows(**arguments)  # type: ignore[arg-type]
+        Rows(**arguments)
 
 
-def test_without_the_library_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigError, match=r"^data: data=hf needs the extra hf: pip"):
         load(Rows(None, path=save("jsonl", tmp_path)), tmp_path / "cache")

@@ -21,7 +21,7 @@ def download(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
     return download
 
 
-def test_a_name_is_fetched_with_only_the_files_that_are_needed(download: mock.Mock) -> None:
+def test_a_name_is_fetched_with_only_the_files_that_are_needed(download):
     download.return_value = "fetched"
     assert local_folder("hf:openai-community/gpt2", "init_from", FILES) == Path("fetched")
     assert local_folder("hf:a.b/c_d@refs/pr/2", "path", FILES) == Path("fetched")
@@ -35,7 +35,7 @@ def test_a_name_is_fetched_with_only_the_files_that_are_needed(download: mock.Mo
     ]
 
 
-def test_a_failure_is_one_line_with_exit_code_4(download: mock.Mock) -> None:
+def test_a_failure_is_one_line_with_exit_code_4(download):
     download.side_effect = errors.LocalEntryNotFoundError("no route\nand more")
     with pytest.raises(CheckpointError) as raised:
         local_folder("hf:owner/other@v9", "init_from", FILES)

@@ -24,7 +24,7 @@ def mixture(tmp_path: Path) -> MixtureData:
     return MixtureData(sources, {"a": 1.0, "b": 3.0, "c": 4.0}, ByteTokenizer())
 
 
-def test_rows_come_from_the_texts_with_their_weights(mixture: MixtureData) -> None:
+def test_rows_come_from_the_texts_with_their_weights(mixture):
     drawn = np.concatenate(
         [mixture.chosen(seed, step, 16) for seed in range(5) for step in range(50)]
     )
@@ -38,7 +38,7 @@ def test_rows_come_from_the_texts_with_their_weights(mixture: MixtureData) -> No
     assert torch.equal(ids, targets)
 
 
-def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
+def test_a_batch_is_a_function_of_seed_and_step(tmp_path):
     sources = {"x": load(TEXT, tmp_path), "y": load(TEXT[::-1], tmp_path)}
     data = MixtureData(sources, {"x": 1.0, "y": 1.0}, ByteTokenizer())
     first = data.training_batch(1, 2, 8, T)
@@ -53,7 +53,7 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
         assert torch.equal(first[0][torch.from_numpy(chosen == number)], own[0])
 
 
-def test_all_held_out_tokens_are_validated_on_text_by_text(mixture: MixtureData) -> None:
+def test_all_held_out_tokens_are_validated_on_text_by_text(mixture):
     batches = [*mixture.validation(4, T)]
     assert len(batches) == len(mixture.validation(4, T))
     scored = "".join(map(chr, torch.cat([targets.flatten() for _, targets in batches])))
@@ -77,13 +77,13 @@ def test_all_held_out_tokens_are_validated_on_text_by_text(mixture: MixtureData)
         ("x:{data:pydocs,weight:-1},y:{data:pydocs}", r"sources\.x\.weight: -1 is not"),
     ],
 )
-def test_what_is_wrong_is_named(given: str, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_named(given, said, tmp_path):
     mixture = ["data=mixture", f"data.sources={{{given}}}", f"cache_dir={tmp_path}"]
     with pytest.raises(UserError, match=rf"^data\.{said}"):
         build_data(settings(mixture))
 
 
-def test_a_vocabulary_of_one_text_and_texts_of_one_document_are_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_of_one_text_and_texts_of_one_document_are_refused(tmp_path):
     specs = {name: {"source": documents([TEXT]), "weight": 1} for name in "xy"}
     with pytest.raises(ConfigError, match=r"^tokenizer: takes its vocabulary from one text, and a"):
         Mixture(specs).load(request(tmp_path, CharTokenizer()))

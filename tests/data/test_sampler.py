@@ -1,7 +1,6 @@
 """Which tokens a batch holds, of training and of validation."""
 
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from gptattn.training.datamodule import RunDataModule
 TOKENS = (np.arange(1000) * 7 % 256).astype(np.uint16)
 
 
-def test_window_starts_reach_the_first_and_the_last_window_evenly() -> None:
+def test_window_starts_reach_the_first_and_the_last_window_evenly():
     starts = np.concatenate([window_starts(3, step, 50, 5) for step in range(100)])
     counts = np.bincount(starts)
     assert len(counts) == 5
@@ -23,7 +22,7 @@ def test_window_starts_reach_the_first_and_the_last_window_evenly() -> None:
     assert (abs(counts - 1000) < 6 * 28).all()
 
 
-def test_every_window_can_be_drawn_and_none_beyond_the_text() -> None:
+def test_every_window_can_be_drawn_and_none_beyond_the_text():
     tokens = np.arange(9, dtype=np.uint16)
     ids, targets = training_batch(tokens, seed=0, step=0, batch_size=200, context_length=4)
     assert sorted(set(ids[:, 0].tolist())) == [0, 1, 2, 3, 4]
@@ -36,7 +35,7 @@ def test_every_window_can_be_drawn_and_none_beyond_the_text() -> None:
     assert targets.tolist() == [[1, 2, 3, 4]] * 2
 
 
-def test_a_batch_depends_on_seed_and_step_alone() -> None:
+def test_a_batch_depends_on_seed_and_step_alone():
     def batch(seed: int, step: int) -> list[list[int]]:
         return training_batch(TOKENS, seed, step, 4, 8)[0].tolist()
 
@@ -47,7 +46,7 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert len({str(batch(seed, step)) for seed in range(3) for step in range(3)}) == 9
 
 
-def test_a_stream_begun_at_a_step_goes_on_where_another_stopped() -> None:
+def test_a_stream_begun_at_a_step_goes_on_where_another_stopped():
     whole, rest = (
         islice(TrainingStream(lambda step: training_batch(TOKENS, 1, step, 4, 8), first), 6 - first)
         for first in (0, 3)
@@ -59,8 +58,8 @@ def test_a_stream_begun_at_a_step_goes_on_where_another_stopped() -> None:
 @pytest.mark.parametrize("length", [2, 9, 10, 97])
 @pytest.mark.parametrize(("batch_size", "context_length"), [(1, 1), (3, 4), (100, 8)])
 def test_validation_scores_every_token_of_the_tail_once_and_in_order(
-    length: int, batch_size: int, context_length: int
-) -> None:
+    length, batch_size, context_length
+):
     tail = TOKENS[:length]
     batches = list(ValidationSet(tail, batch_size, context_length))
     ids, targets = (torch.cat([*map(torch.flatten, each)]) for each in zip(*batches, strict=True))
@@ -74,7 +73,7 @@ def test_validation_scores_every_token_of_the_tail_once_and_in_order(
     assert shapes == [(2, 8), (1, 8), (1, 5)]
 
 
-def test_validation_takes_the_rows_that_a_training_batch_takes_at_once(tmp_path: Path) -> None:
+def test_validation_takes_the_rows_that_a_training_batch_takes_at_once(tmp_path):
     module = RunDataModule(
         load("x" * 1000, tmp_path),
         settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8"),
@@ -82,7 +81,7 @@ def test_validation_takes_the_rows_that_a_training_batch_takes_at_once(tmp_path:
     assert [len(ids) for ids, _ in module.val_dataloader()] == [2] * 6 + [1]
 
 
-def test_even_windows_lie_about_equally_far_apart() -> None:
+def test_even_windows_lie_about_equally_far_apart():
     def places(seed: int) -> list[int]:
         return [
             int(start)

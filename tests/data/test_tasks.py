@@ -1,7 +1,5 @@
 """Synthetic tasks: each row can be solved by hand from what it holds, and only so."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from loading import request
@@ -42,7 +40,7 @@ def answers(task: Task, ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
-def test_every_row_is_solved_by_the_rule_of_its_task(task: Task) -> None:
+def test_every_row_is_solved_by_the_rule_of_its_task(task):
     ids, targets = task_rows(task, 1, 7, rows=200, length=48)
     assert ids.shape == targets.shape == (200, 48)
     assert 0 <= ids.min() <= ids.max() < task.vocab_size
@@ -58,7 +56,7 @@ def test_every_row_is_solved_by_the_rule_of_its_task(task: Task) -> None:
         assert not np.array_equal(task_rows(task, seed, step, 200, 48)[0], ids)
 
 
-def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs() -> None:
+def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs():
     task = Recall(64, pairs=4)
     ids, targets = task_rows(task, 1, 1, rows=2_000, length=64)
     assert ((targets != IGNORED).sum(axis=1) == 4).all()
@@ -74,7 +72,7 @@ def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs() -> None:
     assert set(ids[:, 8:][targets[:, 8:] == IGNORED].tolist()) == {0}
 
 
-def test_numbers_are_drawn_by_their_weights_without_one_twice() -> None:
+def test_numbers_are_drawn_by_their_weights_without_one_twice():
     weights = np.array([4.0, 2.0, 1.0, 1.0])
     drawn = _different(np.random.default_rng(0), 8_000, 4, 2, weights)
     assert (drawn[:, 0] != drawn[:, 1]).all()
@@ -86,7 +84,7 @@ def test_numbers_are_drawn_by_their_weights_without_one_twice() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])  # of five: drawn again if twice; the first to end
-def test_numbers_without_weights_are_drawn_evenly_in_every_order(count: int) -> None:
+def test_numbers_without_weights_are_drawn_evenly_in_every_order(count):
     drawn = _different(np.random.default_rng(0), 12_000, 5, count)
     found = np.unique(drawn, axis=0, return_counts=True)[1]
     assert len(found) == (20 if count == 2 else 60)
@@ -97,14 +95,14 @@ def test_numbers_without_weights_are_drawn_evenly_in_every_order(count: int) -> 
     ("task", "least"),
     [(Recall(pairs=9), 36), (Induction(val_rows=9), 3), (SelectiveCopy(tokens=17), 34)],
 )
-def test_a_context_too_short_for_a_row_is_refused(task: Task, least: int, tmp_path: Path) -> None:
+def test_a_context_too_short_for_a_row_is_refused(task, least, tmp_path):
     task.load(request(tmp_path, TaskIds(), context_length=least))
     said = rf"^model\.context_length: {least - 1} is too short for data=text, .* have {least} ids"
     with pytest.raises(ConfigError, match=said):
         task.load(request(tmp_path, TaskIds(), context_length=least - 1))
 
 
-def test_a_copy_in_a_row_of_odd_length_leaves_the_last_place_unscored() -> None:
+def test_a_copy_in_a_row_of_odd_length_leaves_the_last_place_unscored():
     ids, targets = task_rows(Copy(9), 1, 0, rows=5, length=7)
     assert ids.shape == targets.shape == (5, 7)
     assert (ids[:, :3] == ids[:, 4:]).all()
@@ -112,7 +110,7 @@ def test_a_copy_in_a_row_of_odd_length_leaves_the_last_place_unscored() -> None:
     assert (targets[:, [0, 1, 2, 6]] == IGNORED).all()
 
 
-def test_too_few_ids_for_a_row_of_several_answers_are_refused() -> None:
+def test_too_few_ids_for_a_row_of_several_answers_are_refused():
     with pytest.raises(ValueError, match=r"^vocab_size=16 is too small; give 18 or more"):
         Recall(16, pairs=8)
     with pytest.raises(ValueError, match=r"^vocab_size=3 is too small; give 4"):
@@ -122,7 +120,7 @@ def test_too_few_ids_for_a_row_of_several_answers_are_refused() -> None:
     assert Recall(power=0) == Recall(power=0.0)  # what Hydra makes of data.power=0
 
 
-def test_no_row_that_is_validated_on_is_trained_on() -> None:
+def test_no_row_that_is_validated_on_is_trained_on():
     # The page's example: 8 ** 4 rows, of which random ones are held out in one of five cases.
     data = TaskData(Copy(9), 8, TaskIds())
     held_out = {tuple(row) for ids, _ in data.validation(100, 8) for row in ids.tolist()}

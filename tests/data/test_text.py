@@ -42,9 +42,7 @@ def read(source: PlainText, side: str = "train") -> list[str]:
     return ["".join(document) for document in getattr(source, side)]
 
 
-def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(monkeypatch):
     (content,) = read(PythonDocs())
     low, high = (460_000, 470_000) if sys.version_info[:2] == (3, 11) else (300_000, 2_000_000)
     assert low < len(content) < high
@@ -53,7 +51,7 @@ def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(
         PythonDocs()
 
 
-def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_both_sides() -> None:
+def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_both_sides():
     library = StandardLibrary()
     sides = [
         [file.path for file in side if isinstance(file, TextFile)]
@@ -65,7 +63,7 @@ def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_bot
     assert not set(sides[0]) & set(sides[1])
 
 
-def test_a_package_is_its_sources_in_the_version_that_was_asked_for() -> None:
+def test_a_package_is_its_sources_in_the_version_that_was_asked_for():
     version = importlib.metadata.version("networkx")
     package = PackageSource("networkx", version, held_out=0.1)
     paths = [
@@ -83,9 +81,7 @@ def test_a_package_is_its_sources_in_the_version_that_was_asked_for() -> None:
         PackageSource("networkx", version, held_out=1)
 
 
-def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(tmp_path, monkeypatch):
     names = {"b.txt": "second", "a.txt": "first", "c/d.md": "third"}
     hidden = {".hidden.txt": "no", ".git/e.txt": "no", "c/.f": "no", ".notes/a.txt": "seen"}
     write(tmp_path, names | hidden | {"d.txt": ""})
@@ -109,9 +105,7 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(
         ({"path": "DIR/a.txt", "val_path": "DIR"}, r"^data\.val_path: holds out all of data\."),
     ],
 )
-def test_what_is_no_text_is_named_with_its_setting(
-    given: dict[str, str], said: str, tmp_path: Path
-) -> None:
+def test_what_is_no_text_is_named_with_its_setting(given, said, tmp_path):
     files = {"a.txt": "text", "empty/1.txt": "", "mark.txt": "\ufeff", "zero.txt": "text\0more"}
     folder = write(tmp_path / "d", files | {"latin.txt": "café and more".encode("latin-1")})
     settings = {key: value.replace("DIR", folder) for key, value in given.items()}
@@ -119,9 +113,7 @@ def test_what_is_no_text_is_named_with_its_setting(
         load(TextFiles(**settings), tmp_path / "cache")
 
 
-def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(our_text, "PIECE", 5)
     plain = "First ≈𝄞é line\nsecond, \ufeff in it\n\nlast\n" * 3
     file = tmp_path / "book.txt"
@@ -136,7 +128,7 @@ def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(
 # What is held out
 
 
-def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path: Path) -> None:
+def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path):
     data = load(documents(["a" * 40, "b" * 60, "c" * 20]), tmp_path)
     assert read_sides(data) == (
         "a" * 36 + "\n\n" + "b" * 54 + "\n\n" + "c" * 18,
@@ -147,9 +139,7 @@ def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path:
     assert data.val_bytes == 4 + 6 + 2 + 2 * 2
 
 
-def test_documents_too_short_for_a_tail_of_their_own_give_their_share_together(
-    tmp_path: Path,
-) -> None:
+def test_documents_too_short_for_a_tail_of_their_own_give_their_share_together(tmp_path):
     for fraction, characters in ((0.1, 30), (0.001, 1)):
         for text in ("xyz", "é≈x"):  # the share is of the bytes, and characters stay whole
             data = load(documents([text] * 100), tmp_path, val_fraction=fraction)
@@ -160,7 +150,7 @@ def test_documents_too_short_for_a_tail_of_their_own_give_their_share_together(
             assert text != "xyz" or len(val) == characters
 
 
-def test_val_path_is_held_out_whole_and_nothing_else_is(tmp_path: Path) -> None:
+def test_val_path_is_held_out_whole_and_nothing_else_is(tmp_path):
     books = write(tmp_path / "books", {"1": "a" * 40, "2": "b" * 60, "val/3": "c" * 9})
     (tmp_path / "link").symlink_to(tmp_path / "books" / "val")
     data = load(TextFiles(books, val_path=str(tmp_path / "link")), tmp_path / "cache")
@@ -168,7 +158,7 @@ def test_val_path_is_held_out_whole_and_nothing_else_is(tmp_path: Path) -> None:
     assert data.val_bytes == 9
 
 
-def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path: Path) -> None:
+def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path):
     a, b = "a" * 40, "b" * 60
     given = [([a, b],), ([a + "\n\n" + b],), ([a[1:], "a" + b],), ([a], [b]), ([b], [a])]
     hashes = [load(documents(*texts), tmp_path / "cache").text_hash for texts in given]
@@ -180,9 +170,7 @@ def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path: Path) -> N
 # Tiny Shakespeare
 
 
-def test_a_download_that_fails_or_is_another_page_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_download_that_fails_or_is_another_page_leaves_nothing(tmp_path, monkeypatch):
     answers = [urllib.error.URLError("no route"), io.BytesIO(b"log in first")]
     monkeypatch.setattr(urllib.request, "urlopen", mock.Mock(side_effect=answers))
     for said in (r"cannot fetch https.*no route.*; get the file", "sha256"):

@@ -9,14 +9,13 @@ from gptattn.data.tokenizer import (
     CharTokenizer,
     Piece,
     TaskIds,
-    Tokenizer,
     encode_prompt,
 )
 from gptattn.errors import DataError
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(), CharTokenizer("𝄞≈éA\n")])
-def test_decoding_what_was_encoded_gives_the_text_back(tokenizer: Tokenizer) -> None:
+def test_decoding_what_was_encoded_gives_the_text_back(tokenizer):
     tokenizer.fit([Piece(0, "train", MIXED)])
     ids = tokenizer.encode(MIXED, "data")
     assert ids.max() < tokenizer.vocab_size
@@ -24,7 +23,7 @@ def test_decoding_what_was_encoded_gives_the_text_back(tokenizer: Tokenizer) -> 
     assert tokenizer.byte_lengths()[ids].sum() == len(MIXED.encode())
 
 
-def test_char_ids_number_the_characters_by_code_point() -> None:
+def test_char_ids_number_the_characters_by_code_point():
     tokenizer = CharTokenizer()
     tokenizer.fit([Piece(0, "train", "ca"), Piece(0, "val", "bac")])
     assert tokenizer.vocab_size == 3
@@ -37,13 +36,13 @@ def test_char_ids_number_the_characters_by_code_point() -> None:
     assert lengths.tolist() == [len(c.encode()) for c in characters]
 
 
-def test_an_unknown_character_is_named_with_its_place_and_field() -> None:
+def test_an_unknown_character_is_named_with_its_place_and_field():
     said = r"^sample\.prompt: character 'é' \(U\+00E9\), after 'abca', is not .* use tokenizer=byte"
     with pytest.raises(DataError, match=said):
         CharTokenizer("abc").encode("abcaéb", "sample.prompt")
 
 
-def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed() -> None:
+def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed():
     assert ByteTokenizer().encode("é\n", "data").tolist() == [0xC3, 0xA9, 0x0A]
     assert ByteTokenizer().decode(np.array([0x41, 0xC3])) == "A\ufffd"
     assert encode_prompt(ByteTokenizer(), "").tolist() == [10]
@@ -53,13 +52,13 @@ def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed() -> Non
         TaskIds().encode("Once", "prompt")
 
 
-def test_more_characters_than_ids_of_16_bits_are_refused() -> None:
+def test_more_characters_than_ids_of_16_bits_are_refused():
     everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x12000)]))
     with pytest.raises(DataError, match="more than 65,536; use tokenizer=byte"):
         CharTokenizer().fit([Piece(0, "train", everything)])
 
 
-def test_tokenizers_with_other_ids_have_other_fingerprints() -> None:
+def test_tokenizers_with_other_ids_have_other_fingerprints():
     tokenizers = ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), CharTokenizer("byte")
     assert len({tokenizer.fingerprint() for tokenizer in tokenizers}) == 4
     assert CharTokenizer("ba").fingerprint() == CharTokenizer("ab").fingerprint()

@@ -3,7 +3,6 @@
 import os
 import random
 import tracemalloc
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -43,9 +42,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("make", [CharTokenizer, partial(ByteLevelBPE, vocab_size=300)])
-def test_a_vocabulary_of_the_text_is_found_again_with_its_ids(
-    make: Callable[..., Tokenizer], tmp_path: Path
-) -> None:
+def test_a_vocabulary_of_the_text_is_found_again_with_its_ids(make, tmp_path):
     first, second = make(), make()
     one = load(TEXT, tmp_path / "cache", first)
     (file,) = tmp_path.glob(f"cache/*/{TOKENS}")
@@ -61,7 +58,7 @@ def test_a_vocabulary_of_the_text_is_found_again_with_its_ids(
     assert read_sides(one) == read_sides(two) == read_sides(three)
 
 
-def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_has_changed_is_read_again(tmp_path):
     file, cache = tmp_path / "book.txt", tmp_path / "cache"
     file.write_text(TEXT)
     before = load(TextFiles(str(file)), cache)
@@ -75,9 +72,7 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"), [(TOKENS, b"cut"), (TOKENS, None), (STARTS, None), (INDEX, b"{")]
 )
-def test_what_is_damaged_or_lost_in_the_cache_is_encoded_again(
-    name: str, content: bytes | None, tmp_path: Path
-) -> None:
+def test_what_is_damaged_or_lost_in_the_cache_is_encoded_again(name, content, tmp_path):
     before = read_sides(load(MIXED, tmp_path))
     (file,) = tmp_path.glob(f"*/{TOKENS}")
     whole = file.read_bytes()
@@ -91,8 +86,8 @@ def test_what_is_damaged_or_lost_in_the_cache_is_encoded_again(
 
 
 def test_what_stops_halfway_does_not_pass_for_whole_and_ids_of_another_text_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     to, cache = tmp_path / "to", tmp_path / "cache"
     monkeypatch.setattr(our_text, "BATCH", 1)
     with pytest.raises(DataError, match="not among the 4 that"):
@@ -108,7 +103,7 @@ def test_what_stops_halfway_does_not_pass_for_whole_and_ids_of_another_text_are_
 # What is in it
 
 
-def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+def test_a_text_shorter_than_the_context_is_refused(tmp_path):
     # 100 tokens: 90 of them train, which is one window of 89 and its target.
     assert len(load("x" * 100, tmp_path, context_length=89).train) == 90
     with pytest.raises(ConfigError, match=r"^model\.context_length: 90 is too long .* at most 89,"):
@@ -119,9 +114,7 @@ def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize("name", ["byte", "char", "gpt2"])
-def test_tokens_of_pieces_are_those_of_the_whole_text(
-    size: int, name: str, gpt2: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_of_pieces_are_those_of_the_whole_text(size, name, gpt2, tmp_path, monkeypatch):
     tokenizer = {"byte": ByteTokenizer(), "char": CharTokenizer(), "gpt2": gpt2}[name]
     monkeypatch.setattr(our_text, "PIECE", size)
     monkeypatch.setattr(our_text, "BATCH", 3)
@@ -139,9 +132,7 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(
     assert data.val_bytes == len(content[cut:].encode())
 
 
-def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(
-    gpt2: Tokenizer, tmp_path: Path
-) -> None:
+def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(gpt2, tmp_path):
     books = documents(["≈ π, naïve. " * 9, "The end.\n" * 9, "x" * 9])
     found = [load(books, tmp_path, one) for one in (ByteTokenizer(), CharTokenizer(), gpt2)]
     scored = [read_sides(data)[1].replace("<|endoftext|>", "\n\n") for data in found]
@@ -150,7 +141,7 @@ def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(
     assert len({data.text_hash for data in found}) == 1
 
 
-def test_gpt2s_end_of_text_stands_between_documents(gpt2: Tokenizer, tmp_path: Path) -> None:
+def test_gpt2s_end_of_text_stands_between_documents(gpt2, tmp_path):
     data = load(documents(["The end." * 5, "The end." * 10]), tmp_path, gpt2)
     (end,) = gpt2.separator().tolist()
     first, second = (
@@ -161,9 +152,7 @@ def test_gpt2s_end_of_text_stands_between_documents(gpt2: Tokenizer, tmp_path: P
     assert data.val[:1].tolist() == [end]
 
 
-def test_four_times_the_text_takes_no_more_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_four_times_the_text_takes_no_more_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(our_text, "BATCH", 1)
     tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
     peaks = []
@@ -180,7 +169,7 @@ def test_four_times_the_text_takes_no_more_memory(
 # Documents
 
 
-def test_numbers_change_where_a_document_begins_and_count_from_the_first_token() -> None:
+def test_numbers_change_where_a_document_begins_and_count_from_the_first_token():
     starts = np.array([0, 3, 4, 9])
     assert number_documents(starts, 0, 0, 11).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
     assert number_documents(starts, 0, 4, 9).tolist() == [0] * 5
@@ -196,11 +185,10 @@ def load_masked(source: PlainText, cache: Path) -> TokenData:
     return load(source, cache, mask_documents=True, val_fraction=0.3)
 
 
-def test_a_document_begins_at_its_separator_and_goes_on_to_the_next(tmp_path: Path) -> None:
+def test_a_document_begins_at_its_separator_and_goes_on_to_the_next(tmp_path):
     data = load_masked(BOOKS, tmp_path)
 
     def split(ids: Ids, number: DocumentNumbers | None) -> list[str]:
-        assert number is not None
         numbers = number(0, len(ids))
         return [data.tokenizer.decode(ids[numbers == n]) for n in range(numbers[-1] + 1)]
 
@@ -212,7 +200,7 @@ def test_a_document_begins_at_its_separator_and_goes_on_to_the_next(tmp_path: Pa
     assert split(data.val, data.val_documents) == val
 
 
-def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Path) -> None:
+def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path):
     data = load(BOOKS, tmp_path)
     assert len(data.training_batch(0, 0, 2, 8)) == 2
     assert {len(batch) for batch in data.validation(2, 8)} == {2}

@@ -24,9 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("bpe"), *BPE)
 
 
-def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_bytes_of_the_text(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_bytes_of_the_text(trained, tmp_path):
     saved, size = load_run(trained), len(TEXT.encode())
     for parameter in saved.model.parameters():
         torch.nn.init.zeros_(parameter)
@@ -41,9 +39,7 @@ def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_bytes_of_the_text(
 
 
 @pytest.mark.slow
-def test_it_resumes_with_its_own_copy(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_resumes_with_its_own_copy(trained, tmp_path, monkeypatch):
     run = Path(shutil.copytree(trained, tmp_path / "copy"))
     assert (run / "tokenizer" / FILES[0]).is_file()
     file, recorded = run / "config.yaml", config(run)
@@ -55,7 +51,7 @@ def test_it_resumes_with_its_own_copy(
     assert losses(run)[-1][0] == 8
 
 
-def test_weights_of_other_tokens_are_refused(trained: Path, tmp_path: Path) -> None:
+def test_weights_of_other_tokens_are_refused(trained, tmp_path):
     given = [*BPE, f"init_from={trained}"]
     check_job(tiny(tmp_path / "same", *given))  # the same text gives the same tokens
     text = tmp_path / "other.txt"

@@ -31,7 +31,7 @@ def causal(H: int, T: int) -> np.ndarray:
 # Labels
 
 
-def test_bytes_of_a_split_character_show_their_number() -> None:
+def test_bytes_of_a_split_character_show_their_number():
     text = "aï\n 中"
     ids = ByteTokenizer().encode(text, "prompt")
     assert label_tokens(ByteTokenizer(), ids, text) == [
@@ -39,7 +39,7 @@ def test_bytes_of_a_split_character_show_their_number() -> None:
     ]
 
 
-def test_nothing_invisible_or_turning_is_left() -> None:
+def test_nothing_invisible_or_turning_is_left():
     text = "a\x00\x1b[31m\r\u202e\u200b\xa0\u2028\u0301\ufeff"
     shown = make_visible(text)
     assert shown == "aU+0000U+001B[31mU+000DU+202EU+200BU+00A0U+2028◌\u0301U+FEFF"
@@ -52,7 +52,7 @@ def test_nothing_invisible_or_turning_is_left() -> None:
 
 
 @pytest.mark.parametrize(("T", "side"), [(7, 1), (7, 3), (7, 10)])
-def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T: int, side: int) -> None:
+def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T, side):
     w_HTS = causal(3, T)
     n = -(-T // side)
     cells_HN = pack_cells(w_HTS, side)
@@ -78,7 +78,7 @@ def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ..
     return tuple(round(255 * c) for c in image[round(150 * top), round(150 * left), :3])
 
 
-def test_the_picture_has_colour_where_the_weight_is() -> None:
+def test_the_picture_has_colour_where_the_weight_is():
     w_HTS = np.array([[[1, 0, 0], [0, 1, 0], [1, 0, 0]]], dtype=np.float64)
     image = imread(io.BytesIO(draw_layer(w_HTS, ["a", "b", "c"], ["head 0"], "title")))
     yellow, dark, white = (253, 231, 36), (68, 1, 84), (255, 255, 255)
@@ -87,7 +87,7 @@ def test_the_picture_has_colour_where_the_weight_is() -> None:
     assert found == expected
 
 
-def test_any_text_can_stand_in_a_picture() -> None:
+def test_any_text_can_stand_in_a_picture():
     # A glyph that the font lacks would be a warning, and here warnings are errors.
     labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", make_visible("\0")]
     png = draw_layer(causal(5, 7), labels, ["h"] * 5, make_visible(HOSTILE))
@@ -111,7 +111,7 @@ def scripts(text: str) -> list[tuple[str, str]]:
     return re.findall(r"<script(.*?)>(.*?)</script", text, re.DOTALL | re.IGNORECASE)
 
 
-def test_the_page_holds_every_weight_and_label() -> None:
+def test_the_page_holds_every_weight_and_label():
     w_LHTS = np.stack([causal(2, 5), causal(2, 5)[::-1]])
     labels = ["a", "␣", make_visible("\n"), "</script>", "中"]
     text = page(w_LHTS, labels)

@@ -35,7 +35,7 @@ def block(request: pytest.FixtureRequest) -> str:
     return f"block={request.param}"
 
 
-def test_a_logit_depends_on_its_own_token_and_the_past_only(model: GPT) -> None:
+def test_a_logit_depends_on_its_own_token_and_the_past_only(model):
     model = model.double()
     embedded: list[torch.Tensor] = []
 
@@ -49,7 +49,7 @@ def test_a_logit_depends_on_its_own_token_and_the_past_only(model: GPT) -> None:
     assert torch.equal(torch.stack(rows) != 0, torch.ones(T, T).tril().bool())
 
 
-def test_the_loss_trains_every_parameter(model: GPT) -> None:
+def test_the_loss_trains_every_parameter(model):
     ids, targets = torch.randint(V, (2, B, T))
     model = model.double()
     expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
@@ -57,12 +57,11 @@ def test_the_loss_trains_every_parameter(model: GPT) -> None:
     torch.testing.assert_close(loss, expected)
     loss.backward()
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
         # A key's bias adds the same to all scores of a query.
         assert parameter.grad.abs().max() > 1e-6 or name.endswith("W_key.bias"), name
 
 
-def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: str) -> None:
+def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block):
     model = build_gpt(*SIZES, block, "model.mlp=none")
     inside = {name.split(".")[2] for name in model.state_dict() if name.startswith("blocks.")}
     assert inside == {"norm_attention", "attention"}
@@ -73,7 +72,7 @@ def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: st
 
 
 @pytest.mark.parametrize("mlp", get_args(MLP))
-def test_the_widths_are_those_with_as_many_parameters(mlp: str) -> None:
+def test_the_widths_are_those_with_as_many_parameters(mlp):
     model = build_gpt("attn=mha", f"model.mlp={mlp}", "model.d_model=96")
     found = [p.numel() for n, p in model.named_parameters() if ".mlp." in n and p.ndim == 2]
     assert sum(found) in (0, 2 * 8 * 96 * 96)
@@ -81,7 +80,7 @@ def test_the_widths_are_those_with_as_many_parameters(mlp: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch reads it itself
-def test_compiled_blocks_give_the_same_loss_and_gradients(block: str) -> None:
+def test_compiled_blocks_give_the_same_loss_and_gradients(block):
     ids, targets = torch.randint(V, (2, B, T))
     documents = torch.tensor([[0] * 4 + [1] * 7, [0] * T])
     found = []

@@ -23,7 +23,7 @@ def gradients(variant: str, *, recompute: bool) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("variant", slow_but([*menu("attn"), "gqa+value_residual"], CONTRACT))
-def test_the_gradients_are_the_same(variant: str) -> None:
+def test_the_gradients_are_the_same(variant):
     again, kept = (gradients(variant, recompute=r) for r in (True, False))
     assert len(again) == len(kept)
     assert all(torch.equal(a, b) for a, b in zip(again, kept, strict=True))
@@ -43,6 +43,6 @@ def held(*overrides: str) -> int:
     return sum(sizes.values())
 
 
-def test_only_the_input_of_each_block_is_kept() -> None:
+def test_only_the_input_of_each_block_is_kept():
     again, kept = (held(f"model.activation_checkpointing={r}") for r in ("true", "false"))
     assert again < kept / 4

@@ -40,7 +40,7 @@ OWN = {"conv.weight_C1K", "conv.bias_C", "a_log_H", "decay_bias_H", "decay_bias_
 
 
 @pytest.mark.parametrize("attn", menu("attn"))
-def test_each_variant_shares_with_mha_what_both_have(attn: str) -> None:
+def test_each_variant_shares_with_mha_what_both_have(attn):
     ours, base = weights(*chosen(attn)), weights("attn=mha", drawn=5)
     alike = [name for name in ours if name in base and ours[name].shape == base[name].shape]
     assert {"token_embedding.weight", "blocks.1.mlp.up.weight"} <= {*alike}
@@ -70,13 +70,13 @@ def drawn_by_name(draw: Callable[[Tensor], object], before: int = 0) -> nn.Param
 
 
 @pytest.mark.parametrize("draw", [nn.init.uniform_, nn.init.xavier_normal_])
-def test_functions_of_torch_draw_by_name_too(draw: Callable[[Tensor], object]) -> None:
+def test_functions_of_torch_draw_by_name_too(draw):
     weight = drawn_by_name(draw)
     assert torch.equal(weight, drawn_by_name(draw, before=5))
     assert weight.std() > 0
 
 
 @pytest.mark.parametrize("draw", [nn.init.orthogonal_, lambda w: w.copy_(torch.randn(8, 8))])
-def test_what_draws_otherwise_is_refused(draw: Callable[[Tensor], object]) -> None:
+def test_what_draws_otherwise_is_refused(draw):
     with pytest.raises(ConfigError, match=r"^shared_init: needs layers that draw their weights"):
         drawn_by_name(draw)

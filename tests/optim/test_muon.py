@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from gptattn.optim.matrix_rule import CombinedAdamW, split_by_decay
 from gptattn.optim.muon import (
     MAX_STEPS,
-    Iteration,
     Muon,
     choose_polynomials,
     compute_polar_factor,
@@ -30,7 +29,7 @@ def polar(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_directions_are_the_polar_factors_of_the_averages(nesterov: bool) -> None:
+def test_directions_are_the_polar_factors_of_the_averages(nesterov):
     rule = Muon(momentum=0.8, nesterov=nesterov, rms=0.3, steps=7)
     averages = [torch.zeros(shape).double() for shape in SHAPES]
     states = [rule.new_state(matrix) for matrix in averages]
@@ -93,7 +92,7 @@ def test_each_number_of_steps_is_the_published_one(iteration, published, steps):
 
 @pytest.mark.parametrize("iteration", ["polar_express", "newton_schulz"])
 @pytest.mark.parametrize("rank", [1, 29])
-def test_in_float32_the_most_steps_keep_a_low_rank(iteration: Iteration, rank: int) -> None:
+def test_in_float32_the_most_steps_keep_a_low_rank(iteration, rank):
     wide, narrow = torch.randn(3, rank, 131).double(), torch.randn(3, 31, rank).double()
     x, polynomials = narrow @ wide, choose_polynomials(iteration, MAX_STEPS)
     exact, single = compute_polar_factor(x, polynomials), x.float()
@@ -104,13 +103,13 @@ def test_in_float32_the_most_steps_keep_a_low_rank(iteration: Iteration, rank: i
         assert (y - exact).norm() < 0.02 * exact.norm()
 
 
-def test_a_matrix_of_zeros_stays_one() -> None:
+def test_a_matrix_of_zeros_stays_one():
     x, polynomials = torch.zeros(2, 3, 8), choose_polynomials("polar_express", 5)
     assert torch.equal(compute_polar_factor(x, polynomials), x)
     assert torch.equal(compute_whitener(x, polynomials) @ x, x)
 
 
-def test_with_five_newton_schulz_steps_it_is_torchs_muon_up_to_its_rounding_to_bfloat16() -> None:
+def test_with_five_newton_schulz_steps_it_is_torchs_muon_up_to_its_rounding_to_bfloat16():
     ours, theirs = ([nn.Parameter(x.float()) for x in drawn()] for _ in range(2))
     for a, b in zip(ours, theirs, strict=True):
         b.data.copy_(a.data)
@@ -132,7 +131,7 @@ def test_with_five_newton_schulz_steps_it_is_torchs_muon_up_to_its_rounding_to_b
         assert moved > 0
 
 
-def test_the_others_take_steps_of_adamw_and_what_has_no_gradient_stays() -> None:
+def test_the_others_take_steps_of_adamw_and_what_has_no_gradient_stays():
     matrix, vector, idle = nn.Parameter(torch.randn(3, 5)), torch.randn(4), torch.randn(2, 2)
     settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2}
     ours, theirs, still = nn.Parameter(vector), nn.Parameter(vector.clone()), nn.Parameter(idle)
@@ -149,7 +148,7 @@ def test_the_others_take_steps_of_adamw_and_what_has_no_gradient_stays() -> None
     assert torch.equal(still, before)
 
 
-def test_weights_in_bfloat16_are_orthogonalised_in_float32() -> None:
+def test_weights_in_bfloat16_are_orthogonalised_in_float32():
     shape, rule = (16, 64), Muon(momentum=0, nesterov=False, rms=1, steps=7)
     # Singular values from 1 down to 1e-3: their squares are lost in bfloat16.
     spread = polar(torch.randn(16, 16).double()) * torch.logspace(0, -3, 16)
@@ -159,7 +158,7 @@ def test_weights_in_bfloat16_are_orthogonalised_in_float32() -> None:
 
 
 @pytest.mark.parametrize("variant", menu("attn"))
-def test_matrices_decay_and_no_gain_bias_or_convolution_does(variant: str) -> None:
+def test_matrices_decay_and_no_gain_bias_or_convolution_does(variant):
     model = build_gpt(*chosen(variant), "block.tied_head=false", "model.num_layers=2")
     decayed, others = split_by_decay(model.parameters())
     of_layers = model.layer_matrices()

@@ -1,7 +1,6 @@
 """From records back to commands: what is named makes the same runs, and else nothing is named."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -46,12 +45,11 @@ def made_by(command: str) -> list[str]:
     return sorted(settings_key(node) + repr(places(flat(node))) for node in nodes)
 
 
-def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds() -> None:
+def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds():
     shared = ("attn=gqa", "budget.seconds=1.5", "data=text", "data.path='a, b.txt'")
     variants = [settings([*shared, value]) for value in ("part=[]", "part=[qk_norm,gate]")]
     runs = [record(f"{i}", one) for i, one in enumerate(variants)]
     command = sweep_command(runs, [1, 2])
-    assert command is not None
     assert command.startswith("gptattn-train -m 'part=[],[qk_norm,gate]' seed=1,2")
     wanted = [asdict(replace(one, seed=seed)) for one in variants for seed in (1, 2)]
     assert made_by(command) == sorted(settings_key(w) + repr(places(flat(w))) for w in wanted)
@@ -64,8 +62,6 @@ def test_the_command_makes_the_finished_runs_and_those_at_the_other_seeds() -> N
         (["attn=mha"], ["attn=gqa", "match=params"]),
     ],
 )
-def test_without_a_single_known_difference_no_command_is_named(
-    first: Sequence[str], second: Sequence[str]
-) -> None:
+def test_without_a_single_known_difference_no_command_is_named(first, second):
     runs = [record("a", settings(first)), record("b", settings(second))]
     assert sweep_command(runs, [1, 2, 3]) is None

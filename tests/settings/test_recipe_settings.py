@@ -1,7 +1,5 @@
 """Recipes as settings: what reaches which layer, how their numbers shrink, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from building import menu
@@ -115,7 +113,7 @@ def test_two_rounds_of_a_recipe_pass_all_checks_and_its_cache_is_counted(recipe,
     assert measure_cost(model).kv_bytes_per_token == sum(caches) / 96
 
 
-def test_a_layers_file_may_begin_with_another_wherever_hydra_searches(tmp_path: Path) -> None:
+def test_a_layers_file_may_begin_with_another_wherever_hydra_searches(tmp_path):
     (tmp_path / "attn").mkdir()
     text = "defaults: [gqa, _self_]\nnum_kv_heads: 1\n"
     (tmp_path / "attn" / "own.yaml").write_text(text, encoding="utf-8")

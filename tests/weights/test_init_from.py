@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from llamas import assert_same_logits, theirs
-from support import TEXT, Call, bpe, check_job, save_untrained, series, summary, tiny, train
+from support import TEXT, bpe, check_job, save_untrained, series, summary, tiny, train
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from gptattn.errors import CheckpointError, UserError
@@ -30,7 +30,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_training_continues_from_the_weights_of_another_run(tmp_path: Path) -> None:
+def test_training_continues_from_the_weights_of_another_run(tmp_path):
     source = train(tmp_path / "a", "attn=mha", "optim.lr=0.01")
     # At a learning rate near 0 the wrapper must have the validation loss of the source.
     still = (f"init_from={source}", "budget.steps=1", "optim.lr=1e-12")
@@ -58,9 +58,7 @@ NO_HEADS = "has no per-head weights to convert; only attentions with weights for
         (["match=params"], 2, "match: params changes the MLP"),
     ],
 )
-def test_weights_that_cannot_be_taken_over_are_refused(
-    overrides: list[str], code: int, said: str, source: Path, tmp_path: Path
-) -> None:
+def test_weights_that_cannot_be_taken_over_are_refused(overrides, code, said, source, tmp_path):
     overrides = [f"init_from={source}", *(o.replace("SOURCE", str(source)) for o in overrides)]
     with pytest.raises(UserError) as error:
         check_job(tiny(tmp_path, *overrides))
@@ -68,7 +66,7 @@ def test_weights_that_cannot_be_taken_over_are_refused(
     assert error.value.exit_code == code
 
 
-def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path) -> None:
+def test_a_run_without_heads_says_so_before_anything_else(tmp_path):
     run = save_untrained(tmp_path / "a", "attn=gated_deltanet")
     said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them"
     other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
@@ -78,8 +76,8 @@ def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_llama_that_was_converted_and_written_again_is_the_llama_with_its_tokenizer(
-    llama: Path, tmp_path: Path, call: Call
-) -> None:
+    llama, tmp_path, call
+):
     same, out = tmp_path / "same", tmp_path / "out"
     to = ("to=gqa", "to.num_kv_heads=2", f"out={same}")
     assert call("convert", "from=llama", f"path={llama}", *to)[0] == 0
@@ -91,9 +89,7 @@ def test_a_llama_that_was_converted_and_written_again_is_the_llama_with_its_toke
     assert ids == load_run(same).tokenizer.encode(TEXT[:300], "text").tolist()
 
 
-def test_a_tokenizer_of_another_kind_is_not_claimed(
-    llama: Path, tmp_path: Path, call: Call
-) -> None:
+def test_a_tokenizer_of_another_kind_is_not_claimed(llama, tmp_path, call):
     source = shutil.copytree(llama, tmp_path / "source")
     assert has_tokenizer(source, LLAMA)
     node = json.loads((source / "tokenizer.json").read_text())
@@ -106,7 +102,7 @@ def test_a_tokenizer_of_another_kind_is_not_claimed(
     assert load_config(tmp_path / "source_to_gqa").choices["tokenizer"] == "byte"
 
 
-def test_a_folder_of_another_family_is_refused(llama: Path, tmp_path: Path, call: Call) -> None:
+def test_a_folder_of_another_family_is_refused(llama, tmp_path, call):
     code, _, err = call("convert", "from=gpt2", f"path={llama}", "to=gqa")
     assert (code, err) == (2, f"error: from: {llama} is Llama's; give from=llama path={llama}\n")
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
