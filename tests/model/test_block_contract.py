@@ -57,6 +57,7 @@ def test_the_loss_trains_every_parameter(model):
     torch.testing.assert_close(loss, expected)
     loss.backward()
     for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
         # A key's bias adds the same to all scores of a query.
         assert parameter.grad.abs().max() > 1e-6 or name.endswith("W_key.bias"), name
 
