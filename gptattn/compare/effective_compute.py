@@ -23,11 +23,6 @@ NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
 # Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
 # baseline (docs/track.md, "How it is computed").
 RATE_ERROR = 0.0025
-MIN_BUDGETS = 3
-TRAIN_BASELINE = (
-    "train the baseline with experiment=track_baseline, then experiment=track attn=mha "
-    "'seed=range(1,21)', or as experiment=track_gate says"
-)
 GRID = 2_000  # points of the curve
 
 
@@ -40,35 +35,33 @@ class Curve:
     errors: Array  # [GRID] standard errors
 
 
-def fit_curve(losses: Mapping[float, Sequence[float]]) -> Curve:
+def fit_curve(
+    losses: Mapping[float, Sequence[float]], deviations: Mapping[float, float] | None = None
+) -> Curve:
     """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
 
     It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
     300-304). Its standard errors follow, to first order, from those of the means, each trained at
-    its own rate. Raises DataError for fewer than three budgets, for one with a single seed, and if
-    a mean does not fall.
+    its own rate. `deviations`: the standard deviation over seeds where it is shared with entries;
+    elsewhere it is that of the budget's 2 seeds or more. Raises DataError if a mean does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
     compute = sorted(losses)
     groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
     means = np.array([own.mean() for own in groups])
-    if len(groups) < MIN_BUDGETS or min(map(len, groups)) < 2:
-        raise DataError(
-            "track",
-            f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each; {TRAIN_BASELINE}",
-        )
     if (np.diff(means) >= 0).any():
         raise DataError("track", "the baseline's loss does not fall with its budget")
     knots = np.log(compute)
     logs = np.linspace(knots[0], knots[-1], GRID)
     step = 1e-4 * np.ptp(means)
     variance = np.zeros(GRID)
-    for i, own in enumerate(groups):
+    for i, (spent, own) in enumerate(zip(compute, groups, strict=True)):
         moved = np.eye(len(groups))[i] * step
         above, below = (PchipInterpolator(knots, means + one)(logs) for one in (moved, -moved))
         slopes = (above - below) / (2 * step)
-        variance += slopes**2 * (own.var(ddof=1) / len(own) + RATE_ERROR**2)
+        deviation = (deviations or {}).get(spent) or own.std(ddof=1)
+        variance += slopes**2 * (deviation**2 / len(own) + RATE_ERROR**2)
     return Curve(logs, PchipInterpolator(knots, means)(logs), np.sqrt(variance))
 
 
@@ -80,30 +73,33 @@ class Spread(NamedTuple):
 
 
 def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
-    """Return each group's standard deviation: one that is shared, as far as Levene's test allows.
+    """Return the standard deviation of each group of 2 values or more: a shared one, if possible.
 
-    While the test rejects a shared one, the group that varies most gets its own. Groups of one
-    value share. Raises DataError if no group has two values.
+    While the group that varies most is shown to vary more than the others, it gets its own. The
+    test is an F test, corrected for the number of groups. (Levene's hardly ever notices a single
+    run that diverged.)
 
-    Source: Brown and Forsythe 1974, Journal of the American Statistical Association 69, 364-367.
+    Source: Cochran 1941, Annals of Eugenics 11, 47-52.
     """
-    from scipy.stats import levene
+    from scipy.special import fdtr
 
-    arrays = [np.asarray(own, dtype=np.float64) for own in groups]
-    sharing = [i for i, own in enumerate(arrays) if len(own) > 1]
-    if not sharing:
-        raise DataError("track", "no entry has two seeds, so there is no spread to test against")
-    while len(sharing) > 1 and any(np.ptp(arrays[i]) > 0 for i in sharing):
-        if levene(*(arrays[i] for i in sharing)).pvalue >= ALPHA:
+    spreads = [Spread(float(np.std(own, ddof=1)), len(own) - 1) for own in groups]
+    sharing = {*range(len(groups))}
+    while len(sharing) > 1:
+        widest = max(sharing, key=lambda i: spreads[i].deviation)
+        own, rest = spreads[widest], _pool([spreads[i] for i in sharing - {widest}])
+        ratio = (rest.deviation / own.deviation) ** 2 if own.deviation else 1.0
+        if fdtr(rest.degrees, own.degrees, ratio) * len(sharing) >= ALPHA:
             break
-        sharing.remove(max(sharing, key=lambda i: arrays[i].var(ddof=1)))
-    degrees = sum(len(arrays[i]) - 1 for i in sharing)
-    squares = sum(float(arrays[i].var(ddof=1)) * (len(arrays[i]) - 1) for i in sharing)
-    shared = Spread(math.sqrt(squares / degrees), degrees)
-    return [
-        shared if i in sharing or len(own) < 2 else Spread(float(own.std(ddof=1)), len(own) - 1)
-        for i, own in enumerate(arrays)
-    ]
+        sharing.remove(widest)
+    shared = _pool([spreads[i] for i in sharing])
+    return [shared if i in sharing else own for i, own in enumerate(spreads)]
+
+
+def _pool(spreads: Sequence[Spread]) -> Spread:
+    degrees = sum(one.degrees for one in spreads)
+    squares = sum(one.deviation**2 * one.degrees for one in spreads)
+    return Spread(math.sqrt(squares / degrees), degrees)
 
 
 @dataclass(frozen=True)

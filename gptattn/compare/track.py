@@ -18,9 +18,8 @@ import numpy as np
 from gptattn.compare.curves import read_curves
 from gptattn.compare.effective_compute import (
     LOOKS,
-    MIN_BUDGETS,
+    MARGIN,
     NEGLIGIBLE,
-    TRAIN_BASELINE,
     Effective,
     difference_interval,
     fit_curve,
@@ -37,6 +36,11 @@ from gptattn.runs.metrics import BITS, FLOPS, PARAMS
 
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
+MIN_BUDGETS = 3  # of the baseline, with 2 seeds or more
+TRAIN_BASELINE = (
+    "train the baseline with experiment=track_baseline, then experiment=track attn=mha "
+    "'seed=range(1,21)', or as experiment=track_gate says"
+)
 # Of an entry: at first, with the second stage, and at the gate.
 SEEDS = (range(21, 24), range(21, 29), range(31, 39))
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
@@ -58,7 +62,8 @@ class Entry(msgspec.Struct, frozen=True):
     rate: float
     code: dict[str, str]  # module -> hash, of those that the result depends on
     regime: dict[str, str]  # the settings that all entries share
-    curve: list[tuple[int, float]] = []  # (step, training loss in nats) of the first seed
+    # (step, training loss in nats) of the first seed: the log of a record, read by people alone.
+    curve: list[tuple[int, float]] = []
     # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
     speeds: list[float] = []
     machine: str = ""  # that measured them
@@ -177,9 +182,14 @@ class Track:
     own_spread: Sequence[str]  # rows whose standard deviation is their own
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
+    @property
+    def budgets(self) -> list[int]:
+        """The steps of the rows; of the baseline, if there are none."""
+        return sorted({row.entry.steps for row in self.rows} or self.baseline)
+
     def label(self, entry: Entry) -> str:
         """Return a row's name, with its steps where rows differ in them."""
-        several = len({row.entry.steps for row in self.rows} or {*self.baseline}) > 1
+        several = len(self.budgets) > 1
         placebo = entry.name == BASELINE and not entry.is_baseline
         return entry.name + " (placebo)" * placebo + f" after {entry.steps:,} steps" * several
 
@@ -192,48 +202,17 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     shipped ones of the same name, the newest first. Raises DataError without a baseline at enough
     budgets.
     """
-    bases = [entry for entry in (*own, *shipped) if entry.is_baseline]
-    baseline: dict[int, Entry] = {}
-    for reference in bases:
-        baseline = _pick_budgets(bases, reference)
-        if len(baseline) >= MIN_BUDGETS:
-            break
-    curve = fit_curve({one.flops: [*one.losses.values()] for one in baseline.values()})
-    left_out: dict[str, list[str]] = {}
-    known = [*baseline.values()]
-    for entry in bases:
-        why = _describe_mismatch(entry, known)
-        if why or (entry in own and entry not in known):
-            why = why or "a single seed, or another has more of them, or is newer"
-            left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
-    hint = "" if any(entry in own for entry in known) else f"; {TRAIN_BASELINE}"
-    compared: list[tuple[Entry, bool]] = []
-    begun: set[tuple[str, int]] = set()  # own ones, of which some may still lack seeds
-    for entry, is_shipped in [*((one, False) for one in own), *((one, True) for one in shipped)]:
-        key = entry.name, entry.steps
-        if entry.is_baseline or (
-            is_shipped and any(key == (one.name, one.steps) for one, _ in compared)
-        ):
-            continue
-        if key in begun and not is_shipped:
-            why = "a newer one has its name"
-        elif why := _describe_mismatch(entry, known):
-            if not is_shipped and _describe_mismatch(entry, [*baseline.values()]):
-                why += hint
-        else:
-            begun.add(key)
-            why = _describe_seeds(entry)
-            if entry.steps not in baseline:
-                why = f"the baseline has no {entry.steps:,} steps"
-        if why:
-            left_out.setdefault(why, []).append(entry.name)
-        else:
-            compared.append((entry, is_shipped))
-            known.append(entry)
+    baseline = _choose_baseline([entry for entry in (*own, *shipped) if entry.is_baseline])
+    compared, left_out = _choose_entries(own, shipped, baseline)
     beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
     losses = [[*entry.losses.values()] for entry, _ in compared]
-    groups = [[*one.losses.values()] for one in beside.values()] + losses
-    spreads = share_spread(groups)[len(beside) :] if compared else []
+    groups = [[*base.losses.values()] for base in beside.values()] + losses
+    shared = share_spread(groups) if compared else []
+    spreads = shared[len(beside) :]
+    curve = fit_curve(
+        {base.flops: [*base.losses.values()] for base in baseline.values()},
+        {base.flops: one.deviation for base, one in zip(beside.values(), shared, strict=False)},
+    )
     judged = judge(losses, [entry.flops for entry, _ in compared], curve, spreads)
     rows: list[Row] = []
     for (entry, is_shipped), finals, spread, effective, p, verdict in zip(
@@ -247,17 +226,61 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     own_spread = [
         e.name for (e, _), one in zip(compared, spreads, strict=True) if one.degrees < most
     ]
-    rows.sort(key=lambda row: -row.effective.value)
+    rows.sort(key=lambda row: (-row.effective.value, row.entry.loss))
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
-def _pick_budgets(bases: Sequence[Entry], like: Entry) -> dict[int, Entry]:
-    """Return the baseline by steps: of those like this one, the one with most seeds, 2 or more."""
-    found: dict[int, Entry] = {}
-    for entry in sorted(bases, key=lambda entry: -len(entry.losses)):
-        if len(entry.losses) > 1 and not _describe_mismatch(entry, [like]):
-            found.setdefault(entry.steps, entry)
-    return found
+def _choose_baseline(bases: Sequence[Entry]) -> dict[int, Entry]:
+    """Return the baseline by steps: of the first with enough budgets, those that are like it.
+
+    Of several with the same steps, the one with most seeds counts.
+    """
+    for reference in bases:
+        found: dict[int, Entry] = {}
+        for entry in sorted(bases, key=lambda entry: -len(entry.losses)):
+            if len(entry.losses) > 1 and not _describe_mismatch(entry, [reference]):
+                found.setdefault(entry.steps, entry)
+        if len(found) >= MIN_BUDGETS:
+            return found
+    needed = f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each"
+    raise DataError("track", f"{needed}; {TRAIN_BASELINE}")
+
+
+def _choose_entries(
+    own: Sequence[Entry], shipped: Sequence[Entry], baseline: Mapping[int, Entry]
+) -> tuple[list[tuple[Entry, bool]], dict[str, list[str]]]:
+    """Return the entries to compare, each with whether it is shipped, and the others by reason."""
+    left_out: dict[str, list[str]] = {}
+    known = [*baseline.values()]
+    for entry in (*own, *shipped):
+        if entry.is_baseline and entry not in known:
+            why = _describe_mismatch(entry, known)
+            if not why and entry in own:
+                why = "a single seed, or another has more of them, or is newer"
+            if why:
+                left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
+    hint = "" if any(entry in own for entry in known) else f"; {TRAIN_BASELINE}"
+    compared: dict[tuple[str, int], tuple[Entry, bool]] = {}
+    begun: set[tuple[str, int]] = set()  # own ones, of which some may still lack seeds
+    for entry, is_shipped in [*((one, False) for one in own), *((one, True) for one in shipped)]:
+        key = entry.name, entry.steps
+        if entry.is_baseline or (is_shipped and key in compared):
+            continue
+        newer = [one for one, by_others in compared.values() if not by_others]
+        if key in begun and not is_shipped:
+            why = "a newer one has its name"
+        elif why := _describe_mismatch(entry, known):
+            why += "" if is_shipped else hint
+        elif not (why := _describe_mismatch(entry, newer)):
+            begun.add(key)
+            why = _describe_seeds(entry)
+            if entry.steps not in baseline:
+                why = f"the baseline has no {entry.steps:,} steps"
+        if why:
+            left_out.setdefault(why, []).append(entry.name)
+        else:
+            compared[key] = entry, is_shipped
+    return [*compared.values()], left_out
 
 
 def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
@@ -288,16 +311,16 @@ def _describe_seeds(entry: Entry) -> str:
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
     """The effective compute times the ratio of FLOPs per second, with the errors of both."""
-    speeds = t_interval(np.log(entry.speeds))
-    if speeds is None:
+    interval = t_interval(np.log(entry.speeds))
+    if interval is None:
         return None
-    value, centre = effective.value, fmean(speeds)
+    value, centre = effective.value, fmean(interval)
     scale = entry.flops / base.flops * math.exp(centre)
 
     def widen(end: float) -> float:
         if not (0 < end < math.inf and 0 < value < math.inf):
             return end
-        half = math.hypot(math.log(end / value), speeds[1] - centre)
+        half = math.hypot(math.log(end / value), interval[1] - centre)
         return value * math.exp(math.copysign(half, end - value))
 
     low, high = effective.interval
@@ -313,8 +336,7 @@ HEADINGS = (
 def list_cells(track: Track) -> list[list[str]]:
     """Return the table's cells, its heading first, then the baseline's row, and then the rest."""
     cells = [[*HEADINGS]]
-    budgets = {row.entry.steps for row in track.rows} or {*track.baseline}
-    for steps in sorted(budgets):
+    for steps in track.budgets:
         base = track.baseline[steps]
         middle = ("", "1", "", "the baseline", "1")
         cells.append([track.label(base), *_first_cells(base), *middle, *_last_cells(base)])
@@ -366,15 +388,16 @@ def list_notes(track: Track) -> list[str]:
     if not track.rows:
         return [first, *last]
     seeds = {len(row.entry.losses) for row in track.rows}
+    all_shipped = all(row.shipped for row in track.rows)
     return [
         first,
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
-        f"over {count} (Holm); all rows share one standard deviation over seeds{apart} "
-        "(Levene's test)",
-        "equivalent: within 5% of the compute, by two one-sided tests, of each row alone",
+        f"over {count} (Holm); all rows share one standard deviation over seeds{apart}",
+        f"equivalent: within {MARGIN - 1:.0%} of the compute, by two one-sided tests, of each row "
+        "alone",
         f"allowed errors, of {ALPHA:.0%} in all: "
         + ", ".join(f"{ALPHA * LOOKS[n]:.1%} with {n} seeds" for n in sorted(seeds)),
         *(
@@ -384,6 +407,6 @@ def list_notes(track: Track) -> list[str]:
         ),
         f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
         "tokens; lr: the rate that its trials chose",
-        "* trained here; the others are shipped",
+        *(["* trained here; the others are shipped"] if not all_shipped else []),
         *last,
     ]

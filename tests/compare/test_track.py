@@ -16,7 +16,6 @@ from support import command, tiny
 from gptattn.cli.commands.new import write_variant
 from gptattn.compare.effective_compute import (
     RATE_ERROR,
-    TRAIN_BASELINE,
     Effective,
     Spread,
     correct_holm,
@@ -30,6 +29,7 @@ from gptattn.compare.finished_runs import SHIPPED, find_shipped, read_runs
 from gptattn.compare.plots import draw_hybrids, draw_track, find_hybrids
 from gptattn.compare.track import (
     HEADINGS,
+    TRAIN_BASELINE,
     Entry,
     list_cells,
     list_notes,
@@ -95,31 +95,23 @@ def test_the_curves_error_is_that_of_the_mean_at_a_budget():
     # Two values 0.2 apart: the standard error of their mean is 0.1.
     assert curve.errors[[0, -1]] == pytest.approx([0.1, 0.1], rel=1e-3)
     assert curve.losses[[0, -1]] == pytest.approx([10.0, 7.0])
+    # 0.3 / sqrt(2) where it is shared with entries.
+    shared = fit_curve(LINE, {8.0: 0.3})
+    assert shared.errors[[0, -1]] == pytest.approx([0.1, 0.2121], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("losses", "said"),
-    [
-        ({1.0: [3.0, 3.0], 2.0: [2.0, 2.0]}, "needs 3 budgets"),
-        ({1.0: [3.0, 3.0], 2.0: [2.0], 4.0: [1.0, 1.0]}, "of 2 seeds each"),
-        ({1.0: [3.0, 3.0], 2.0: [2.0, 2.0], 4.0: [2.0, 2.0]}, "does not fall"),
-    ],
-)
-def test_a_baseline_that_makes_no_curve_is_refused(losses, said):
-    with pytest.raises(DataError, match=f"track: .*{said}"):
-        fit_curve(losses)
-
-
-def test_the_spread_is_shared_but_for_groups_that_levenes_test_denies():
+def test_the_spread_is_shared_but_for_groups_that_are_shown_to_vary_more():
     shared = Spread(pytest.approx(math.sqrt(4 / 3)), 3)  # squares 2 and 2, over 2 + 1 degrees
-    assert share_spread([[1.0, 2.0, 3.0], [0.0, 2.0], [7.0]]) == [shared] * 3
+    assert share_spread([[1.0, 2.0, 3.0], [0.0, 2.0]]) == [shared] * 2
     generator = np.random.default_rng(1)
     narrow, wide = (generator.normal(scale=scale, size=20).tolist() for scale in (1.0, 10.0))
     one, other, own = share_spread([narrow, narrow[::-1], wide])
     assert one == other == Spread(pytest.approx(np.std(narrow) * math.sqrt(20 / 19)), 38)
     assert own == Spread(pytest.approx(np.std(wide, ddof=1)), 19)
-    with pytest.raises(DataError, match="no spread to test against"):
-        share_spread([[1.0], [2.0]])
+    # One run of eight that diverged.
+    *others, own = share_spread([*([[-1.0, 1.0] * 4] * 50), [-1.0, 1.0] * 3 + [1.0, 9.0]])
+    assert others == [Spread(pytest.approx(math.sqrt(8 / 7)), 350)] * 50
+    assert own.degrees == 7
 
 
 def test_holms_correction_is_that_of_the_papers_steps():
@@ -229,6 +221,18 @@ def test_the_newest_of_own_entries_counts_and_a_baseline_of_few_seeds_does_not()
     assert [*make_track(begun, BASE).baseline.values()] == BASE
 
 
+def test_a_baseline_that_makes_no_curve_is_refused():
+    level = [changed(one, losses={1: 3.0, 2: 3.1}) for one in BASE]
+    single = [changed(one, losses={1: 3.0}) for one in BASE]
+    for base, said in (
+        (BASE[:2], "needs 3 budgets or more, of 2 seeds each"),
+        ([*BASE[:2], *single], "needs 3 budgets"),
+        (level, "does not fall"),
+    ):
+        with pytest.raises(DataError, match=f"track: .*{said}"):
+            make_track([], base)
+
+
 def test_beyond_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
     def judge(loss: float, flops: float) -> str:
         found = effective_compute([loss] * 3, flops, fit_curve(EXACT), Spread(0.1, 10))
@@ -293,6 +297,16 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         "the baseline has no 300 steps": ["long"],
     }
     assert "left out: gqa: other code (core)" in list_notes(track)
+
+
+def test_one_shipped_entry_of_other_code_leaves_out_no_other():
+    shipped = [
+        entry(name, 100, 3.0, NEW, code={"core": "1", "gqa": digest})
+        for name, digest in (("gqa", "2"), ("mqa", "1"), ("sliding", "1"))
+    ]
+    assert not make_track([], [*BASE, *shipped]).left_out
+    own = entry("gqa", 100, 3.0, NEW, code={"core": "1", "gqa": "3"})
+    assert make_track([own], [*BASE, *shipped]).left_out == {"other code (gqa)": ["mqa", "sliding"]}
 
 
 def test_one_run_of_other_settings_leaves_the_shipped_table_as_it_is():
