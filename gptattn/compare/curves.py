@@ -9,11 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pandas import DataFrame, Series, concat, to_numeric
+from pandas import DataFrame, Series, concat
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
@@ -23,7 +22,7 @@ from gptattn.machine.disk import disk_errors
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS, TRAIN_LOSS
-from gptattn.runs.rows import read_metrics, read_rows
+from gptattn.runs.rows import read_metrics
 
 Floats = NDArray[np.float64]
 
@@ -59,23 +58,9 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
 
     Rows before the damage are kept. A missing file gives empty curves.
     """
-    rows: list[dict[str, Any]] = []
-    damage = None
-    try:
-        for row in read_rows(RunFolder(folder)):
-            rows.append(row)
-    except FileNotFoundError:
-        damage = "has no metrics.jsonl: no curves"
-    except OSError as error:
-        damage = f"metrics.jsonl: {error.strerror}: no curves"
-    except ValueError as error:
-        damage = str(error)
-    table = DataFrame(
-        {
-            short: to_numeric(Series([row.get(name) for row in rows]), errors="coerce")
-            for name, short in NAMES.items()
-        }
-    )
+    metrics, damage = read_metrics(RunFolder(folder))
+    table = metrics.pivot(index="step", columns="metric", values="value").reset_index()
+    table = table.reindex(columns=[*NAMES]).rename(columns=NAMES).astype(np.float64)
     train, val = _curve(table, "train"), _curve(table, "val")
     curves = Curves(_average_stretches(train), _thin_out(val))
     return curves, damage and one_line(f"{folder}: {damage}")
@@ -86,17 +71,14 @@ def load_curves(*folders: str | Path) -> DataFrame:
 
     A pandas DataFrame with one row per run, step and metric: `run` (its folder, as in `load_runs`),
     `variant`, `seed`, `step`, `metric`, `value`. `attrs["skipped"]` has a line per folder that was
-    skipped or is damaged. Raises DataError if a path is no folder or no finished run is found.
+    skipped or is damaged; rows before the damage are kept. Raises DataError if a path is no folder or no finished run is found.
     """
     runs, skipped = read_runs(folders)
     columns = ["run", "variant", "seed", "step", "metric", "value"]
     tables: list[DataFrame] = []
     for run in runs:
-        try:
-            table = read_metrics(RunFolder(run.folder))
-        except (OSError, ValueError) as error:
-            skipped.append(one_line(f"{run.folder}: {error}"))
-            continue
+        table, damage = read_metrics(RunFolder(run.folder))
+        skipped += [one_line(f"{run.folder}: {damage}")] if damage else []
         names = {"run": str(run.folder), "variant": run.variant, "seed": run.seed}
         tables.append(table.assign(**names).reindex(columns=columns))
     found = concat(tables or [DataFrame(columns=columns)], ignore_index=True)
@@ -112,12 +94,9 @@ def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]
 
 
 def _curve(table: DataFrame, kind: str) -> DataFrame:
-    """Return the complete points by step; the last one if a step is repeated after a resume."""
+    """Return the complete points by step."""
     curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
-    sound = (curve.abs() < LARGEST).all(axis=1) & (
-        curve["step"] < 2**53
-    )  # also drops NaN and infinity
-    return curve.loc[sound].drop_duplicates("step", keep="last").sort_values("step")
+    return curve[(curve.abs() < LARGEST).all(axis=1)]  # drops NaN and infinity, too
 
 
 def _average_stretches(curve: DataFrame) -> DataFrame:

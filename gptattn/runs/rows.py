@@ -1,8 +1,7 @@
 """Reads the rows of metrics.jsonl."""
 
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gptattn.runs.folder import RunFolder
 
@@ -10,36 +9,33 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def read_rows(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """Yield the rows in order.
+def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
+    """Return the numbers of metrics.jsonl, and what is wrong with the file, if anything is.
 
-    A last line without a newline is either a complete row or a truncated one. Raises OSError, and
-    ValueError at the first line that is no row.
-    """
-    with folder.rows_file.open("rb") as lines:
-        for count, line in enumerate(filter(bytes.strip, lines)):
-            try:
-                row = json.loads(line)
-                yield {**row, "step": float(row["step"])}
-            except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
-                raise ValueError(
-                    f"metrics.jsonl is damaged after {count:,} rows; those count"
-                ) from None
-
-
-def read_metrics(folder: RunFolder) -> "DataFrame":
-    """Return a pandas DataFrame with one row per metric and step: `step`, `metric`, `value`.
-
-    All numbers of metrics.jsonl in their order; of a step repeated after a resume, the last counts.
-    Raises as `read_rows`.
+    A pandas DataFrame with one row per metric and step, in their order: `step`, `metric`, `value`;
+    of a step repeated after a resume, the last counts. Rows before a damaged one are kept. A last
+    line without a newline is either a complete row or a truncated one.
     """
     from pandas import DataFrame  # slow to import, and training does not need it
 
-    long = [
-        (int(row["step"]), metric, float(value))
-        for row in read_rows(folder)
-        for metric, value in row.items()
-        if metric not in ("step", "time") and isinstance(value, int | float)
-    ]
+    long: list[tuple[int, str, float]] = []
+    damage, count = None, 0
+    try:
+        with folder.rows_file.open("rb") as lines:
+            for line in filter(bytes.strip, lines):
+                row = json.loads(line)
+                step = int(row["step"])
+                long += [
+                    (step, metric, float(value))
+                    for metric, value in row.items()
+                    if metric not in ("step", "time") and isinstance(value, int | float)
+                ]
+                count += 1
+    except FileNotFoundError:
+        damage = "has no metrics.jsonl: no curves"
+    except OSError as error:
+        damage = f"metrics.jsonl: {error.strerror}: no curves"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+        damage = f"metrics.jsonl is damaged after {count:,} rows; those count"
     table = DataFrame(long, columns=["step", "metric", "value"])
-    return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True)
+    return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True), damage

@@ -184,13 +184,6 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     raise ConfigError(field, f"{what}; give {' or '.join([*words, *taken])}")
 
 
-def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ConfigError, suggesting the nearest choice, if `value` is not one of `choices`."""
-    choices = list(choices)
-    if value not in choices:
-        raise ConfigError(field, f"{value!r} is unknown; {suggest(value, choices)}")
-
-
 def find_settings(name: str, names: Sequence[str]) -> list[str]:
     """Return which of the settings `names` is meant by a name that is none; several if unclear."""
     last = name.rpartition(".")[2]
