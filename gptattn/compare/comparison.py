@@ -21,7 +21,6 @@ from gptattn.compare.groups import (
     Groups,
     comparable_sets,
     group_runs,
-    name_copies,
     pick_baseline,
     rates_differ,
     typical_row,
@@ -30,7 +29,6 @@ from gptattn.compare.setting_differences import (
     OF_BLOCK,
     OPEN,
     WIDTH,
-    describe_conditions,
     differences_in_provenance,
     differences_in_settings,
 )
@@ -239,11 +237,17 @@ def compare(
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))
+    counted = {run.folder for section in sections for row in section.rows for run in row.runs}
+    copies = [
+        f"{folder}: a newer run has its settings and seed, and counts"
+        for folder in dict.fromkeys(run.folder for run in runs)
+        if folder not in counted
+    ]
     return Comparison(
         list(folders),
         sections,
         [*extended, *differences_in_provenance(runs)],
-        [*skipped, *replaced, *name_copies(runs)],
+        [*skipped, *replaced, *copies],
         compare_across(sections),
     )
 
@@ -300,7 +304,7 @@ def make_section(
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in {leader, *distinct}],
-        [*warnings, *[describe_conditions(groups, baseline, apart)] * bool(apart)],
+        [*warnings, *apart],
     )
 
 
@@ -315,17 +319,25 @@ def _differences_to(
 def estimate_rows(
     groups: Groups, baseline: str
 ) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
-    """Return the metrics of each row, and the rows whose speed and memory are left out.
+    """Return the metrics of each row, and warnings.
 
-    Their runs had other threads than the baseline's, or were not equally alone on the machine.
+    Speed and memory are left out of rows whose runs had other threads than the baseline's. (Runs
+    beside others record no speed.)
     """
     metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
-    conditions = {name: {run.conditions for run in runs} for name, runs in groups.items()}
-    apart = [name for name, own in conditions.items() if len(own | conditions[baseline]) > 1]
-    apart = [name for name in apart if metrics[name].keys() & {*MEASURED}]
-    for name in apart:
-        metrics[name] = {k: v for k, v in metrics[name].items() if k not in MEASURED}
-    return metrics, apart
+    threads = {
+        name: {run.environment.get("threads", "?") for run in runs} for name, runs in groups.items()
+    }
+    warnings = []
+    for name, own in threads.items():
+        if len(own | threads[baseline]) > 1 and metrics[name].keys() & {*MEASURED}:
+            metrics[name] = {k: v for k, v in metrics[name].items() if k not in MEASURED}
+            warnings.append(
+                f"tokens/s, step ms and peak MB of {name} are left out: its runs had "
+                f"{' or '.join(sorted(own))} threads, those of {baseline} "
+                f"{' or '.join(sorted(threads[baseline]))}"
+            )
+    return metrics, warnings
 
 
 def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:

@@ -71,7 +71,8 @@ def load_curves(*folders: str | Path) -> DataFrame:
 
     A pandas DataFrame with one row per run, step and metric: `run` (its folder, as in `load_runs`),
     `variant`, `seed`, `step`, `metric`, `value`. `attrs["skipped"]` has a line per folder that was
-    skipped or is damaged; rows before the damage are kept. Raises DataError if a path is no folder or no finished run is found.
+    skipped or is damaged; rows before the damage are kept. Raises DataError if a path is no folder
+    or no finished run is found.
     """
     runs, skipped = read_runs(folders)
     columns = ["run", "variant", "seed", "step", "metric", "value"]
@@ -96,7 +97,7 @@ def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]
 def _curve(table: DataFrame, kind: str) -> DataFrame:
     """Return the complete points by step."""
     curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
-    return curve[(curve.abs() < LARGEST).all(axis=1)]  # drops NaN and infinity, too
+    return curve.loc[(curve.abs() < LARGEST).all(axis=1)]  # drops NaN and infinity, too
 
 
 def _average_stretches(curve: DataFrame) -> DataFrame:

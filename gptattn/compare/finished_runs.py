@@ -102,11 +102,6 @@ class Run:
     checked: bool = True  # that the model is causal
 
     @property
-    def conditions(self) -> tuple[str, str]:
-        """What its speed and memory depend on besides its settings: threads and company."""
-        return self.environment.get("threads", "?"), self.environment.get("company", "alone")
-
-    @property
     def code(self) -> str:
         """Eight characters that identify the run's code, or `unknown`."""
         return self.provenance.digest if self.provenance else "unknown"
@@ -126,7 +121,6 @@ class _Summary(msgspec.Struct):
     status: str = "done"
     environment: dict[str, Any] = {}
     match: Match | None = None
-    shares: str | None = None  # "machine" beside other runs
     steps: int = 0
     completed: list[Completed] = []
 
@@ -259,7 +253,6 @@ def _read(path: Path) -> Run:
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
     stages = read_two_stages(path.parent)
-    company = "beside others" if summary.shares else "alone"
     return Run(
         path,
         one_line(summary.variant),
@@ -268,7 +261,7 @@ def _read(path: Path) -> Run:
         settings,
         budget=settings["budget"],
         data=data,
-        environment=_flat(summary.environment) | {"company": company},
+        environment=_flat(summary.environment),
         match=summary.match,
         finished=folder.done_at,
         choices=_flat(recorded.get("choices", {})),

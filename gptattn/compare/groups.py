@@ -184,8 +184,8 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     repeat is no further sample.
     """
     runs = sorted(runs, key=lambda run: run.finished)
-    places = _place(runs)
-    counted = places[places["newest"] == places.index]
+    places = DataFrame({"row": _number_rows(runs), "seed": [run.seed for run in runs]})
+    counted = places.drop_duplicates(keep="last")
     groups = [[runs[i] for i in part.index] for _, part in counted.groupby("row")]
     firsts = [members[0] for members in groups]
     hidden = {RATE} if rates_differ(firsts) else set[str]()
@@ -202,14 +202,6 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     return named
 
 
-def _place(runs: Sequence[Run]) -> DataFrame:
-    """Return for each run the number of its row, and the last run of that row and its seed."""
-    places = DataFrame({"row": _number_rows(runs), "seed": [run.seed for run in runs]})
-    places["newest"] = places.index
-    places["newest"] = places.groupby(["row", "seed"])["newest"].transform("last")
-    return places
-
-
 def _number_rows(runs: Sequence[Run], *but: str) -> Series:
     """Number the rows: runs get the same number if they differ in the seed alone.
 
@@ -224,18 +216,6 @@ def _number_rows(runs: Sequence[Run], *but: str) -> Series:
     values = table.nunique(dropna=False).items()
     differ = [key for key, count in values if count > 1 and key not in but]
     return table.groupby(["variant", *differ], dropna=False, sort=False).ngroup()
-
-
-def name_copies(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each run that a newer one with the same seed replaces in its row."""
-    runs = sorted(runs, key=lambda run: run.finished)
-    pairs = [(run, runs[i]) for run, i in zip(runs, _place(runs)["newest"], strict=True)]
-    lines = [
-        f"{run.folder}: a copy of {newest.folder.name}, which counts"
-        for run, newest in pairs
-        if newest.folder != run.folder
-    ]
-    return list(dict.fromkeys(lines))  # an extended run may occur twice
 
 
 def rates_differ(runs: Sequence[Run]) -> bool:

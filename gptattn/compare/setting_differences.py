@@ -221,10 +221,10 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
         names = ", ".join(differing[:MAX_NAMES])
         names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
         lines.append(f"the runs differ in code that affects results: {names}")
-    # Of `Run.conditions` the sections speak.
+    # Of threads the sections speak.
     for name, found in environments(runs):
         values = [_short(value) for value in found]
-        if len(set(values)) > 1 and name not in ("platform", "threads", "company"):
+        if len(set(values)) > 1 and name not in ("platform", "threads"):
             lines.append(f"the runs differ in {name} ({count_values(values)})")
     return lines
 
@@ -235,23 +235,6 @@ def environments(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         (key.removeprefix("libraries."), [run.environment.get(key, "unknown") for run in runs])
         for key in sorted({key for run in runs for key in run.environment})
     ]
-
-
-def describe_conditions(
-    groups: Mapping[str, Sequence[Run]], baseline: str, apart: Sequence[str]
-) -> str:
-    """Say that the speed and memory of the rows `apart` are left out, and why."""
-
-    found = []
-    for name in dict.fromkeys([*apart, baseline]):
-        for (threads, company), count in Counter(run.conditions for run in groups[name]).items():
-            how = f"{threads} thread{'s' * (threads != '1')} {company}"
-            found.append(f"{name}: {_count_runs(count)} with {how}")
-    return (
-        f"tokens/s, step ms and peak MB of {', '.join(apart)} are left out: the runs differ in "
-        f"threads, or in sharing the machine ({'; '.join(found)}); to compare them, run -m with "
-        "sweep.jobs=1 sweep.fresh=true"
-    )
 
 
 def _short(value: str) -> str:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -39,7 +39,6 @@ GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 class _Job:
     folder: Path
     process: Any  # multiprocessing's, of the forkserver context
-    alive: Connection  # the process ends when this end closes, by our death too
     start: float
 
 
@@ -73,7 +72,6 @@ def launch_processes(
             wait([job.process.sentinel for job in active], LOOK_SECONDS)
             for job in [job for job in active if job.process.exitcode is not None]:
                 active.remove(job)
-                job.alive.close()
                 _note_failure(job)
                 ended, seconds = ended + 1, time.monotonic() - job.start
                 if RunFolder(job.folder).done:
@@ -108,24 +106,22 @@ def _start(
     with open_dict(job_config):
         job_config.hydra.job.id, job_config.hydra.job.num = str(number), number
     folder = Path(job_config.resume or job_config.run_dir)
-    theirs, ours = processes.Pipe(duplex=False)
     process = processes.Process(
         target=_run_in_process,
-        args=(context, job_config, Singleton.get_state()["instances"], folder, theirs),
+        args=(context, job_config, Singleton.get_state()["instances"], folder),
     )
     process.start()
-    theirs.close()
-    return _Job(folder, process, ours, time.monotonic())
+    return _Job(folder, process, time.monotonic())
 
 
 def _run_in_process(
-    context: HydraContext, config: DictConfig, instances: Any, folder: Path, alive: Connection
+    context: HydraContext, config: DictConfig, instances: Any, folder: Path
 ) -> None:
     """Run one job in this process, as Hydra's own launchers do; exit with its code."""
     os.setpgrp()  # Ctrl-C reaches only the sweep, which ends its runs
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    threading.Thread(target=_end_with_the_sweep, args=(alive,), daemon=True).start()
+    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
     run = RunFolder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,8 +150,10 @@ def _run_in_process(
         sys.exit(code)
 
 
-def _end_with_the_sweep(alive: Connection) -> None:
-    wait([alive])  # its other end has been closed
+def _end_with_the_sweep() -> None:
+    sweep = multiprocessing.parent_process()
+    assert sweep is not None
+    sweep.join()  # it has died, even of SIGKILL
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

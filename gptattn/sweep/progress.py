@@ -13,6 +13,7 @@ from rich.text import Text
 from gptattn import command
 from gptattn.machine.console import format_duration
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.metrics import SPEED
 from gptattn.sweep.plan import Found
 
 STALE_NAMES = 3  # run names in one line
@@ -59,7 +60,7 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
             print_tables(comparison, console)
             for line in warning_lines(comparison):
                 console.print(f"warning: {line}", markup=False)
-            if any(run.environment.get("company") == "beside others" for run in runs):
+            if any(SPEED not in run.metrics for run in runs):
                 console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
         console.print(f"report: {command('compare')} {shlex.join(folders)}", soft_wrap=True)
     if failed:
