@@ -199,9 +199,8 @@ def _look(
     """Return the effective compute, the corrected p and the verdicts."""
     budgets = {compute: own.tolist() for compute, own in base.items()}
     entries = [own.tolist() for own in losses]
-    shared, *spreads = share_spread([budgets[1.0], *entries])
-    curve = fit_curve(budgets, {1.0: shared.deviation})
-    return judge(entries, [1.0] * len(entries), curve, spreads)
+    (shared, _), *spreads = share_spread([budgets[1.0], *entries])
+    return judge(entries, [1.0] * len(entries), fit_curve(budgets, {1.0: shared}), spreads)
 
 
 def print_tracks(tables: int) -> None:
