@@ -321,23 +321,26 @@ def estimate_rows(
 ) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
     """Return the metrics of each row, and warnings.
 
-    Speed and memory are left out of rows whose runs had other threads than the baseline's. (Runs
-    beside others record no speed.)
+    Speed and memory are left out of rows whose speed was measured with other threads than the
+    baseline's. (Runs beside others record no speed.)
     """
     metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
     threads = {
-        name: {run.environment.get("threads", "?") for run in runs} for name, runs in groups.items()
+        name: {run.environment.get("threads", "?") for run in runs if SPEED in run.metrics}
+        for name, runs in groups.items()
     }
-    warnings = []
-    for name, own in threads.items():
-        if len(own | threads[baseline]) > 1 and metrics[name].keys() & {*MEASURED}:
-            metrics[name] = {k: v for k, v in metrics[name].items() if k not in MEASURED}
-            warnings.append(
-                f"tokens/s, step ms and peak MB of {name} are left out: its runs had "
-                f"{' or '.join(sorted(own))} threads, those of {baseline} "
-                f"{' or '.join(sorted(threads[baseline]))}"
-            )
-    return metrics, warnings
+    apart = [name for name, own in threads.items() if own and len(own | threads[baseline]) > 1]
+    for name in apart:
+        metrics[name] = {k: v for k, v in metrics[name].items() if k not in MEASURED}
+    had = "; ".join(
+        f"{name}: {' and '.join(sorted(threads[name]))}"
+        for name in dict.fromkeys([baseline, *apart])
+    )
+    warning = (
+        f"tokens/s, step ms and peak MB of {', '.join(apart)} are left out: the runs had different "
+        f"threads ({had}); to compare them, run -m with sweep.jobs=1 sweep.fresh=true"
+    )
+    return metrics, [warning] * bool(apart)
 
 
 def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:

@@ -42,8 +42,8 @@ def fit_curve(
 
     It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
     300-304). Its standard errors follow, to first order, from those of the means, each trained at
-    its own rate. `deviations`: the standard deviation over seeds where it is shared with entries;
-    elsewhere it is that of the budget's 2 seeds or more. Raises DataError if a mean does not fall.
+    its own rate. `deviations`: the standard deviation over seeds at budgets where entries share it.
+    Other budgets have their own, of 2 seeds or more. Raises DataError if a mean does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -173,13 +173,13 @@ def judge(
 
 
 def difference_interval(
-    losses: Sequence[float], baseline: Sequence[float], spread: Spread
+    losses: Sequence[float], baseline: Sequence[float], spread: Spread, of_baseline: Spread
 ) -> tuple[float, Interval]:
-    """Return the mean loss minus the baseline's, with its 95% interval."""
+    """Return the mean loss minus the baseline's, with its 95% interval, from both spreads."""
     from scipy.special import stdtrit
 
     mean = float(np.mean(losses) - np.mean(baseline))
-    seeds = spread.deviation**2 * (1 / len(losses) + 1 / len(baseline))
+    seeds = spread.deviation**2 / len(losses) + of_baseline.deviation**2 / len(baseline)
     error = math.sqrt(seeds + 2 * RATE_ERROR**2)
     half = float(-stdtrit(spread.degrees, ALPHA / 2)) * error
     return mean, (mean - half, mean + half)

@@ -200,18 +200,18 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     The baseline decides that: the newest of one's own, with the budgets that are like it, shipped
     ones too; if these are too few, an older one, or the shipped one. Own entries come before
     shipped ones of the same name, the newest first. Raises DataError without a baseline at enough
-    budgets.
+    budgets, or if its loss does not fall with them.
     """
     baseline = _choose_baseline([entry for entry in (*own, *shipped) if entry.is_baseline])
     compared, left_out = _choose_entries(own, shipped, baseline)
-    beside = {entry.steps: baseline[entry.steps] for entry, _ in compared}
+    steps = [*dict.fromkeys(entry.steps for entry, _ in compared)]
     losses = [[*entry.losses.values()] for entry, _ in compared]
-    groups = [[*base.losses.values()] for base in beside.values()] + losses
+    groups = [[*baseline[one].losses.values()] for one in steps] + losses
     shared = share_spread(groups) if compared else []
-    spreads = shared[len(beside) :]
+    beside, spreads = dict(zip(steps, shared, strict=False)), shared[len(steps) :]
     curve = fit_curve(
         {base.flops: [*base.losses.values()] for base in baseline.values()},
-        {base.flops: one.deviation for base, one in zip(beside.values(), shared, strict=False)},
+        {baseline[one].flops: spread.deviation for one, spread in beside.items()},
     )
     judged = judge(losses, [entry.flops for entry, _ in compared], curve, spreads)
     rows: list[Row] = []
@@ -219,12 +219,15 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
         compared, losses, spreads, *judged, strict=True
     ):
         base = baseline[entry.steps]
-        difference = difference_interval(finals, [*base.losses.values()], spread)
+        difference = difference_interval(
+            finals, [*base.losses.values()], spread, beside[entry.steps]
+        )
         time = _effective_time(entry, base, effective)
         rows.append(Row(entry, is_shipped, *difference, effective, p, verdict, time))
-    most = max((spread.degrees for spread in spreads), default=0)
     own_spread = [
-        e.name for (e, _), one in zip(compared, spreads, strict=True) if one.degrees < most
+        entry.name
+        for (entry, _), finals, spread in zip(compared, losses, spreads, strict=True)
+        if spread.degrees == len(finals) - 1
     ]
     rows.sort(key=lambda row: (-row.effective.value, row.entry.loss))
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)

@@ -59,11 +59,11 @@ class SavedRun:
 
         Between two measurements of a metric are points on the line that joins them, so that
         `run.curves.plot(x="step", y="val/loss")` draws it. `gptattn.load_curves` has the
-        measurements alone. Raises ValueError if metrics.jsonl is damaged or missing.
+        measurements alone. Raises ValueError if metrics.jsonl cannot be read whole.
         """
         metrics, damage = read_metrics(RunFolder(self.folder))
         if damage:
-            raise ValueError(damage)
+            raise ValueError(f"{self.folder}: {damage}")
         table = metrics.pivot(index="step", columns="metric", values="value")
         joined = table.interpolate(method="index", limit_area="inside")
         return joined.reset_index().rename_axis(columns=None)

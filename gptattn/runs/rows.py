@@ -1,7 +1,7 @@
 """Reads the rows of metrics.jsonl."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptattn.runs.folder import RunFolder
 
@@ -25,6 +25,8 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
             for line in filter(bytes.strip, lines):
                 row = json.loads(line)
                 step = int(row["step"])
+                if not 0 <= step < 2**53:
+                    raise OverflowError
                 long += [
                     (step, metric, float(value))
                     for metric, value in row.items()
@@ -37,5 +39,6 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
         damage = f"metrics.jsonl: {error.strerror}: no curves"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         damage = f"metrics.jsonl is damaged after {count:,} rows; those count"
-    table = DataFrame(long, columns=["step", "metric", "value"])
+    types: dict[str, Any] = {"step": "int64", "metric": str, "value": "float64"}
+    table = DataFrame(long, columns=[*types]).astype(types)
     return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True), damage

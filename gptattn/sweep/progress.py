@@ -61,7 +61,8 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
             for line in warning_lines(comparison):
                 console.print(f"warning: {line}", markup=False)
             if any(SPEED not in run.metrics for run in runs):
-                console.print("no speed where runs shared the machine; sweep.jobs=1 measures it")
+                how = "sweep.jobs=1 sweep.fresh=true measures it"
+                console.print(f"no speed where runs shared the machine; {how}", soft_wrap=True)
         console.print(f"report: {command('compare')} {shlex.join(folders)}", soft_wrap=True)
     if failed:
         table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)

@@ -25,7 +25,7 @@ def test_a_record_is_read_as_it_was_written(run):
     assert found.val.step.tolist() == [20, 40, 60, 80, 100]
 
 
-@pytest.mark.parametrize("line", ['{"step": 4', "[]", '{"train/loss": {}}'])
+@pytest.mark.parametrize("line", ['{"step": 4', "[]", '{"train/loss": {}}', '{"step": 1e300}'])
 def test_a_record_counts_up_to_its_first_damaged_line(line, run):
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")
     (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:5], line.encode(), *lines[5:]]))

@@ -87,7 +87,7 @@ def test_the_choice_of_both_rates_is_in_each_interval():
     half, sure = 1.95996 * 2**0.5 * RATE_ERROR, Spread(0.0, 10**6)
     found = effective_compute([9.0], 2.0, fit_curve(EXACT), sure)
     assert [math.log2(end) for end in found.interval] == pytest.approx([-half, half], rel=0.01)
-    assert difference_interval([9.0], [8.0], sure)[1] == pytest.approx((1 - half, 1 + half))
+    assert difference_interval([9.0], [8.0], sure, sure)[1] == pytest.approx((1 - half, 1 + half))
 
 
 def test_the_curves_error_is_that_of_the_mean_at_a_budget():
