@@ -94,8 +94,8 @@ track: $(STAMP)
 	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
 	-$(TRACK) experiment=track_table
 	-$(TRACK) experiment=track_second
-	-$(TRACK) experiment=track_followups
 	$(BIN)/python scripts/compare.py outputs/track
+	-$(TRACK) experiment=track_followups
 	$(TRACK) experiment=track_gate attn=mha budget.steps=800,1600,2263,3200 'seed=range(1,6)'
 	-$(TRACK) experiment=track_records
 	$(BIN)/python scripts/compare.py outputs/track_gate

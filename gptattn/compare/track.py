@@ -62,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True):
     rate: float
     code: dict[str, str]  # module -> hash, of those that the result depends on
     regime: dict[str, str]  # the settings that all entries share
-    # (step, training loss in nats) of the first seed: the log of a record, read by people alone.
+    # (step, training loss in nats) of one of the runs: the log of a record, read by people alone.
     curve: list[tuple[int, float]] = []
     # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
     speeds: list[float] = []
@@ -392,6 +392,7 @@ def list_notes(track: Track) -> list[str]:
         return [first, *last]
     seeds = {len(row.entry.losses) for row in track.rows}
     all_shipped = all(row.shipped for row in track.rows)
+    machines = dict.fromkeys(row.entry.machine for row in track.rows if row.time is not None)
     return [
         first,
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
@@ -406,8 +407,9 @@ def list_notes(track: Track) -> list[str]:
         *(
             "time: the baseline's time to the same loss over the entry's, measured on "
             f"{machine} by scripts/track_speeds.py; no verdict depends on it"
-            for machine in dict.fromkeys(r.entry.machine for r in track.rows if r.time is not None)
+            for machine in machines
         ),
+        *(["time: not measured (scripts/track_speeds.py)"] if not machines else []),
         f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
         "tokens; lr: the rate that its trials chose",
         *(["* trained here; the others are shipped"] if not all_shipped else []),
