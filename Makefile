@@ -85,7 +85,7 @@ bench: $(BENCH)/.installed
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
-# The track's table, gate, follow-ups and simulation, and recall against state, a day of two cores.
+# The track's table, follow-ups, gate, recall against state and simulation, about 18 hours of two cores.
 # Stop it at any time: the same command goes on after the runs that have ended. A failed entry (-) does
 # not stop the rest.
 TRACK := $(BIN)/python train.py -m
