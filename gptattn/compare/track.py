@@ -392,7 +392,11 @@ def list_notes(track: Track) -> list[str]:
         return [first, *last]
     seeds = {len(row.entry.losses) for row in track.rows}
     all_shipped = all(row.shipped for row in track.rows)
-    machines = dict.fromkeys(row.entry.machine for row in track.rows if row.time is not None)
+    times = [
+        "time: the baseline's time to the same loss over the entry's, measured on "
+        f"{machine} by scripts/track_speeds.py; no verdict depends on it"
+        for machine in dict.fromkeys(r.entry.machine for r in track.rows if r.time is not None)
+    ]
     return [
         first,
         "difference: bits per byte less the baseline's, ± half of its 95% interval",
@@ -404,12 +408,7 @@ def list_notes(track: Track) -> list[str]:
         "alone",
         f"allowed errors, of {ALPHA:.0%} in all: "
         + ", ".join(f"{ALPHA * LOOKS[n]:.1%} with {n} seeds" for n in sorted(seeds)),
-        *(
-            "time: the baseline's time to the same loss over the entry's, measured on "
-            f"{machine} by scripts/track_speeds.py; no verdict depends on it"
-            for machine in machines
-        ),
-        *(["time: not measured (scripts/track_speeds.py)"] if not machines else []),
+        *(times or ["time: not measured (scripts/track_speeds.py)"]),
         f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
         "tokens; lr: the rate that its trials chose",
         *(["* trained here; the others are shipped"] if not all_shipped else []),
