@@ -91,6 +91,8 @@ def convert_value(hint: Any, text: str, path: str) -> Any:
         return tuple(convert_value(kinds[0], word.strip(), path) for word in words if word.strip())
     if type(None) in kinds and text == "null":
         return None
+    if bool in kinds and text in ("true", "false"):
+        return text == "true"
     for kind in kinds:
         if kind in (int, float, Path):
             with contextlib.suppress(ValueError):

@@ -67,11 +67,22 @@ class Entry(msgspec.Struct, frozen=True):
     # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
     speeds: list[float] = []
     machine: str = ""  # that measured them
+    # By `training.fingerprint` with the code that made the losses: what holds them from then on.
+    fingerprint: list[float] = []
+    version: int = 1  # of the mathematics; another one makes the losses stale until they are remade
+    stale: bool = False
 
     @property
     def loss(self) -> float:
         """The mean loss over seeds."""
         return fmean(self.losses.values())
+
+    def list_overrides(self, experiment: str) -> list[str]:
+        """Return what to type for its runs, in the experiment of this name, except the seed."""
+        first, *others = self.name.split()
+        attn = first if "=" in first else f"attn={first}"
+        budget = f"budget.steps={self.steps}"
+        return [f"experiment={experiment}", budget, f"optim.lr={self.rate}", attn, *others]
 
     @property
     def is_baseline(self) -> bool:

@@ -1,0 +1,120 @@
+"""Fingerprints: a few numbers that say whether today's code trains a model as it did before.
+
+A shipped result was made by code that has changed since. It still stands if the change was not one
+of the mathematics, and that is what a fingerprint shows: the losses of the result's own settings
+over a few steps, in float64.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gptattn.data.run_data import RunData
+from gptattn.data.sampler import Batch, ValidationSet, training_batch
+from gptattn.data.tokenizer import ByteTokenizer
+from gptattn.runs.metrics import LOSS
+from gptattn.settings.budget import resolve_budget
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+
+TOLERANCE = 1e-8  # relative; thread counts and instruction sets move float64 by 1e-15
+VOCABULARY, TRAINED, HELD_OUT = 256, 8_192, 512 + 101  # a whole batch, and a short window
+NARROW = ("model.d_model=32", "match=none", "batch_size=2", "trainer.precision=64-true")
+# The parts of the budget after which a step is taken: in the warm-up, at the peak, in the decay.
+PROGRESS = (0.02, 0.3, 0.9)
+
+
+def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
+    """Return the losses, in nats, of a training step at each of PROGRESS, and of a validation.
+
+    `overrides` are those of the result. Everything in its settings counts (layers, heads, context,
+    initial weights, loss, optimizer, schedule, order of the windows), except that the model is
+    narrow, without `match`, the batch small, and the text made of synthetic tokens. It runs in
+    float64 and on one thread, so that numbers of other machines agree within TOLERANCE.
+
+    What it does not see: what only lower precisions, other devices, `compile` or a cache do; what
+    depends on the width or on more tokens than the context; how texts are read and tokenized;
+    documents kept apart, accumulation, dropout of a result that has none. Raises ConfigError, as
+    `settings` does.
+    """
+    # Lightning takes seconds to import, and most of this package's commands do not need it.
+    import lightning.pytorch as L
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    from gptattn.training.datamodule import RunDataModule
+    from gptattn.training.module import LanguageModel
+
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    cfg = settings([*overrides, *NARROW])
+    budget = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length, 1.0)
+    assert budget.steps is not None
+    steps = [round(part * budget.steps) for part in PROGRESS]
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            torch.set_num_threads(1)
+            torch.set_default_dtype(torch.float64)
+            torch.manual_seed(cfg.seed)
+            model = build_model(cfg, VOCABULARY)
+            data = SyntheticTokens(cfg.data["even_windows"])
+            module = LanguageModel(
+                model, cfg, lambda step: budget.schedule(steps[step - 1], 0.0), data.val_bytes
+            )
+            losses: list[float] = []
+            trainer = L.Trainer(
+                accelerator="cpu",
+                devices=1,
+                precision="64-true",
+                max_steps=len(steps),
+                gradient_clip_val=cfg.optim.grad_clip,
+                val_check_interval=len(steps),
+                check_val_every_n_epoch=None,
+                num_sanity_val_steps=0,
+                callbacks=[
+                    LambdaCallback(
+                        on_train_batch_end=lambda *args: losses.append(args[2]["loss"].item()),
+                        on_validation_end=lambda *args: losses.append(args[1].val_metrics[LOSS]),
+                    )
+                ],
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(module, datamodule=RunDataModule(data, cfg))
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_num_threads(threads)
+    return losses
+
+
+def holds(known: Sequence[float], found: Sequence[float]) -> bool:
+    """Return whether two fingerprints agree within TOLERANCE."""
+    return len(known) == len(found) and np.allclose(found, known, rtol=TOLERANCE, atol=0.0)
+
+
+class SyntheticTokens(RunData):
+    """Bytes from a formula, in the batches of the real sampler."""
+
+    def __init__(self, even_windows: bool) -> None:
+        self.tokenizer, self.text_hash, self.val_bytes = ByteTokenizer(), "", HELD_OUT - 1
+        self.even_windows = even_windows
+        number = np.arange(TRAINED + HELD_OUT)
+        # A row of the second step has few different ids, so that its gradient is clipped.
+        kinds = np.where((number > 4_700) & (number < 5_200), 3, VOCABULARY)
+        ids = (number**3 % 65_537 % kinds).astype(np.uint16)
+        self.train, self.val = ids[:TRAINED], ids[TRAINED:]
+
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+        sizes = batch_size, context_length
+        return training_batch(self.train, seed, step, *sizes, even=self.even_windows)
+
+    def validation(self, batch_size: int, context_length: int) -> Iterable[Batch]:
+        return ValidationSet(self.val, batch_size, context_length)
+
+    def facts(self) -> dict[str, Any]:
+        return {}
