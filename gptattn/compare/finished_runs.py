@@ -157,10 +157,10 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     return _name_origins(runs), skipped
 
 
-def find_shipped(runs: Sequence[Run]) -> Path | None:
-    """Return the folder of the shipped entries, if these runs are the track's, or its gate's."""
+def find_experiment(runs: Sequence[Run]) -> str | None:
+    """Return which of SHIPPED these runs belong to: the track, its gate, or none."""
     homes = {run.folder.absolute().parent.name for run in runs}
-    return SHIPPED.get(homes.pop()) if len(homes) == 1 else None
+    return homes.pop() if len(homes) == 1 and homes <= SHIPPED.keys() else None
 
 
 def load_runs(*folders: str | Path) -> "DataFrame":

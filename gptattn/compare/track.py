@@ -31,6 +31,7 @@ from gptattn.compare.setting_differences import RATE, WIDTH
 from gptattn.compare.statistics import ALPHA, Interval, t_interval
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
+from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS
 
@@ -45,12 +46,17 @@ TRAIN_BASELINE = (
 SEEDS = (range(21, 24), range(21, 29), range(31, 39))
 CONTEXTS = (256, 8_192)  # tokens for which the cache is given
 POINTS = 100  # of a curve
+# What a fingerprint cannot see, since it trains a narrow model on another text.
+FACTS = (
+    *("model.num_layers", "model.d_model", "model.context_length", "batch_size", "match"),
+    *("trainer.precision", "text", "device"),
+)
 Ratio = tuple[float, Interval]
 KINDS = ("attn", "recipe", "pattern", "layers", "part", "position")  # what an entry may set
 OWN = re.compile(rf"\+*({'|'.join(KINDS)})\b")
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """An attention in the track's regime, trained for so many steps."""
 
     name: str  # the overrides that make it
@@ -60,17 +66,20 @@ class Entry(msgspec.Struct, frozen=True):
     params: int
     caches: list[int] | None  # bytes of one row in half precision, at CONTEXTS; None: no cache
     rate: float
-    code: dict[str, str]  # module -> hash, of those that the result depends on
-    regime: dict[str, str]  # the settings that all entries share
+    # The settings that all entries share. Of a shipped one, those of FACTS alone: the fingerprint
+    # holds the others.
+    regime: dict[str, str]
     # (step, training loss in nats) of one of the runs: the log of a record, read by people alone.
     curve: list[tuple[int, float]] = []
     # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
     speeds: list[float] = []
     machine: str = ""  # that measured them
-    # By `training.fingerprint` with the code that made the losses: what holds them from then on.
+    # Module -> hash, of those that the result depends on: what holds an entry of one's own.
+    code: dict[str, str] = {}
+    # By `training.fingerprint`, with the code that made the losses: what holds a shipped entry.
     fingerprint: list[float] = []
-    version: int = 1  # of the mathematics; another one makes the losses stale until they are remade
-    stale: bool = False
+    version: int = 1  # of its mathematics
+    stale: bool = False  # made by an earlier version
 
     @property
     def loss(self) -> float:
@@ -83,6 +92,11 @@ class Entry(msgspec.Struct, frozen=True):
         attn = first if "=" in first else f"attn={first}"
         budget = f"budget.steps={self.steps}"
         return [f"experiment={experiment}", budget, f"optim.lr={self.rate}", attn, *others]
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is held by a fingerprint, not by hashes of the code."""
+        return bool(self.fingerprint)
 
     @property
     def is_baseline(self) -> bool:
@@ -138,14 +152,16 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int] | None) -> Ent
         params=round(first.metrics[PARAMS]),
         caches=caches,
         rate=float(first.settings[RATE]),
-        code={**first.provenance.code} if first.provenance else {},
-        regime={
-            key: value
-            for key, value in first.settings.items()
-            if key not in (RATE, WIDTH, "budget") and not OWN.match(key)
-        },
+        code={**first.provenance.code} if first.provenance else {"unknown": ""},
+        regime=list_regime(first.settings),
         curve=[(int(row.step), round(row.loss, 4)) for row in train.itertuples()],
     )
+
+
+def list_regime(settings: Mapping[str, str]) -> dict[str, str]:
+    """Select from a run's settings those that all entries share."""
+    own = (RATE, WIDTH, "budget")
+    return {k: v for k, v in settings.items() if k not in own and not OWN.match(k)}
 
 
 def read_shipped(folder: Path) -> list[Entry]:
@@ -159,11 +175,21 @@ def read_shipped(folder: Path) -> list[Entry]:
     return found
 
 
+def ship(entry: Entry, fingerprint: Sequence[float], shipped: Iterable[Entry]) -> Entry:
+    """Return an entry of one's own as it is shipped, in place of one of these."""
+    version = max((one.version for one in shipped if one.name == entry.name), default=1)
+    return msgspec.structs.replace(
+        entry, code={}, fingerprint=[*fingerprint], version=version, stale=False
+    )
+
+
 def write_shipped(entries: Iterable[Entry], folder: Path) -> None:
     """Write each entry's file, with all of its budgets. Raises DiskError."""
     named: dict[str, list[Entry]] = {}
     for entry in entries:
-        named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), []).append(entry)
+        facts = {key: value for key, value in entry.regime.items() if key in FACTS}
+        own = named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), [])
+        own.append(msgspec.structs.replace(entry, regime=facts))
     folder.mkdir(parents=True, exist_ok=True)
     for name, own in named.items():
         data = msgspec.json.format(msgspec.json.encode(own), indent=1) + b"\n"
@@ -205,16 +231,27 @@ class Track:
         return entry.name + " (placebo)" * placebo + f" after {entry.steps:,} steps" * several
 
 
-def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
+def make_track(
+    own: Sequence[Entry],
+    shipped: Sequence[Entry] = (),
+    holds: Callable[[Entry], bool] = lambda entry: True,
+) -> Track:
     """Return the table of these entries and the shipped ones, as far as they can be compared.
 
     The baseline decides that: the newest of one's own, with the budgets that are like it, shipped
     ones too; if these are too few, an older one, or the shipped one. Own entries come before
-    shipped ones of the same name, the newest first. Raises DataError without a baseline at enough
-    budgets, or if its loss does not fall with them.
+    shipped ones of the same name, the newest first.
+
+    `holds`: whether the installed code gives a shipped entry its fingerprint. That is asked only
+    where entries of one's own are compared with it, which must be of the installed code. Raises
+    DataError without a baseline at enough budgets, or if its loss does not fall with them.
     """
-    baseline = _choose_baseline([entry for entry in (*own, *shipped) if entry.is_baseline])
-    compared, left_out = _choose_entries(own, shipped, baseline)
+    stale = [entry.name for entry in shipped if entry.stale]
+    shipped = [entry for entry in shipped if not entry.stale]
+    baseline = _choose_baseline([e for e in (*own, *shipped) if e.is_baseline], holds)
+    compared, left_out = _choose_entries(own, shipped, baseline, holds)
+    if stale:
+        left_out["stale, made by other mathematics"] = [*dict.fromkeys(stale)]
     steps = [*dict.fromkeys(entry.steps for entry, _ in compared)]
     losses = [[*entry.losses.values()] for entry, _ in compared]
     groups = [[*baseline[one].losses.values()] for one in steps] + losses
@@ -244,7 +281,7 @@ def make_track(own: Sequence[Entry], shipped: Sequence[Entry] = ()) -> Track:
     return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
 
 
-def _choose_baseline(bases: Sequence[Entry]) -> dict[int, Entry]:
+def _choose_baseline(bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> dict[int, Entry]:
     """Return the baseline by steps: of the first with enough budgets, those that are like it.
 
     Of several with the same steps, the one with most seeds counts.
@@ -252,7 +289,7 @@ def _choose_baseline(bases: Sequence[Entry]) -> dict[int, Entry]:
     for reference in bases:
         found: dict[int, Entry] = {}
         for entry in sorted(bases, key=lambda entry: -len(entry.losses)):
-            if len(entry.losses) > 1 and not _describe_mismatch(entry, [reference]):
+            if len(entry.losses) > 1 and not _describe_mismatch(entry, [reference], holds):
                 found.setdefault(entry.steps, entry)
         if len(found) >= MIN_BUDGETS:
             return found
@@ -261,14 +298,17 @@ def _choose_baseline(bases: Sequence[Entry]) -> dict[int, Entry]:
 
 
 def _choose_entries(
-    own: Sequence[Entry], shipped: Sequence[Entry], baseline: Mapping[int, Entry]
+    own: Sequence[Entry],
+    shipped: Sequence[Entry],
+    baseline: Mapping[int, Entry],
+    holds: Callable[[Entry], bool],
 ) -> tuple[list[tuple[Entry, bool]], dict[str, list[str]]]:
     """Return the entries to compare, each with whether it is shipped, and the others by reason."""
     left_out: dict[str, list[str]] = {}
     known = [*baseline.values()]
     for entry in (*own, *shipped):
         if entry.is_baseline and entry not in known:
-            why = _describe_mismatch(entry, known)
+            why = _describe_mismatch(entry, known, holds)
             if not why and entry in own:
                 why = "a single seed, or another has more of them, or is newer"
             if why:
@@ -283,9 +323,9 @@ def _choose_entries(
         newer = [one for one, by_others in compared.values() if not by_others]
         if key in begun and not is_shipped:
             why = "a newer one has its name"
-        elif why := _describe_mismatch(entry, known):
+        elif why := _describe_mismatch(entry, known, holds):
             why += "" if is_shipped else hint
-        elif not (why := _describe_mismatch(entry, newer)):
+        elif not (why := _describe_mismatch(entry, newer, holds)):
             begun.add(key)
             why = _describe_seeds(entry)
             if entry.steps not in baseline:
@@ -297,7 +337,7 @@ def _choose_entries(
     return [*compared.values()], left_out
 
 
-def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
+def _describe_mismatch(entry: Entry, known: Sequence[Entry], holds: Callable[[Entry], bool]) -> str:
     """Return why an entry cannot be compared with these; "" if it can."""
     for one in known:
         changed = sorted({k for k, _ in one.regime.items() ^ entry.regime.items()})
@@ -305,9 +345,16 @@ def _describe_mismatch(entry: Entry, known: Sequence[Entry]) -> str:
             return "another text"
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
-        code = [m for m, digest in entry.code.items() if one.code.get(m, digest) != digest]
-        if code:
+        shipped = [each for each in (entry, one) if each.is_shipped]
+        own = [each for each in (entry, one) if not each.is_shipped]
+        if not shipped:
+            code = [m for m, digest in entry.code.items() if one.code.get(m, digest) != digest]
+        elif own:  # of the installed code?
+            code = [m for m, digest in own[0].code.items() if hash_of(m) != digest]
+        if own and code:
             return f"other code ({', '.join(code[:3])})"
+        if own and shipped and not holds(shipped[0]):
+            return f"the code now gives {shipped[0].name} other losses than the shipped ones"
     return ""
 
 

@@ -1,6 +1,8 @@
 """The console, and durations in words."""
 
+import logging
 import sys
+import warnings
 
 from rich.console import Console
 
@@ -34,3 +36,10 @@ def format_duration(seconds: float) -> str:
     if hours < 48:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def quiet_lightning() -> None:
+    """Leave the console to our own output: Lightning says nothing below an error."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")

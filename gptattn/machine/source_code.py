@@ -1,7 +1,8 @@
 """Hashes of the code behind a run's numbers: one per module, of its syntax tree.
 
-Docstrings, comments and layout do not count. Nothing is imported for a hash: imports are followed
-in the source, so that planning a sweep gives the same hashes as running it.
+Docstrings, comments, layout and what `raise`, `assert` and warnings say do not count. Nothing is
+imported for a hash: imports are followed in the source, so that planning a sweep gives the same
+hashes as running it.
 """
 
 import ast
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 OURS = "gptattn"
+VERSION = "2"  # of what a hash covers: hashes of other versions never agree
 # Model, loss, optimizer and its schedule, sampler: every run's numbers come from these.
 COMMON = (
     "gptattn.model.gpt",
@@ -144,13 +146,19 @@ def read_source(module: str, file: Path) -> Source:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if ast.get_docstring(node, clean=False) is not None:
                 node.body = node.body[1:]
+        elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            node.exc.args, node.exc.keywords = [], []
+        elif isinstance(node, ast.Assert):
+            node.msg = None
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("warnings.warn", "warn"):
+            node.args, node.keywords = [], []
         elif isinstance(node, ast.Import):
             imports += [(alias.name, "", "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             dots = "." * node.level
             other = importlib.util.resolve_name(f"{dots}{node.module or ''}", package)
             imports += [(other, alias.name, alias.asname or alias.name) for alias in node.names]
-    return Source(hashlib.sha256(_dump(tree).encode()).hexdigest()[:16], imports)
+    return Source(hashlib.sha256(f"{VERSION} {_dump(tree)}".encode()).hexdigest()[:16], imports)
 
 
 def _dump(node: Any) -> str:

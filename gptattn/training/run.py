@@ -4,12 +4,10 @@ Lightning is imported where it is used: it takes seconds, which a mistake should
 """
 
 import contextlib
-import logging
 import math
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +18,7 @@ from rich.console import Console
 
 from gptattn import command
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, UserError
+from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
     matmul_flops_per_second,
@@ -93,9 +92,7 @@ def train(
             console.print("loading lightning")
         import lightning.pytorch as L
 
-        for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # the console is for our own output
-        warnings.filterwarnings("ignore", module="lightning.*")
+        quiet_lightning()
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
         place = folder or Path("outputs", cfg.experiment_name, name_run(cfg, overrides))

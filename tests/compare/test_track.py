@@ -4,11 +4,12 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 import yaml
+from building import settings
 from msgspec.structs import replace as changed
 from reporting import report
 from support import command, tiny
@@ -25,7 +26,7 @@ from gptattn.compare.effective_compute import (
     fit_curve,
     share_spread,
 )
-from gptattn.compare.finished_runs import SHIPPED, find_shipped, read_runs
+from gptattn.compare.finished_runs import SHIPPED, find_experiment, read_runs
 from gptattn.compare.plots import draw_hybrids, draw_track, find_hybrids
 from gptattn.compare.track import (
     HEADINGS,
@@ -40,8 +41,10 @@ from gptattn.compare.track import (
     write_shipped,
 )
 from gptattn.errors import DataError
+from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import count_caches
+from gptattn.training.fingerprint import compute_fingerprint
 
 # The loss falls by 1 with each doubling: a straight line, which the curve must follow exactly.
 LINE = {2.0**i: [10.0 - i - 0.1, 10.0 - i + 0.1] for i in range(4)}
@@ -163,13 +166,21 @@ def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01}
     regime = {"batch_size": "8", "model.num_layers": "8"}
-    own = given | {"code": {"core": "1"}, "regime": regime} | others
+    own = given | {"code": INSTALLED, "regime": regime} | others
     return Entry(name=name, steps=steps, losses=losses, **own)
 
 
-BASE = [
-    entry("mha", steps, 3 - math.log2(steps / 100), range(1, 13)) for steps in (50, 100, 200, 400)
-]
+def shipped(*of_ones_own: Entry) -> list[Entry]:
+    return [changed(one, code={}, fingerprint=[one.loss]) for one in of_ones_own]
+
+
+INSTALLED = {"gptattn.model.gpt": hash_of("gptattn.model.gpt")}
+BASE = shipped(
+    *(
+        entry("mha", steps, 3 - math.log2(steps / 100), range(1, 13))
+        for steps in (50, 100, 200, 400)
+    )
+)
 NEW = range(21, 24)
 
 
@@ -265,48 +276,60 @@ def test_hybrids_are_drawn_by_their_share_of_full_layers():
 
 
 def test_what_cannot_be_compared_is_left_out_by_name():
-    shipped = [
-        *BASE,
-        entry("gqa", 100, 3.0, NEW, code={"core": "2", "gqa": "1"}),
+    others = [
         entry("mla", 100, 3.0, NEW, regime={"batch_size": "4", "model.num_layers": "8"}),
         entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "text": "other"}),
         entry("mine", 100, 9.0, NEW),  # one's own takes its place
         entry("few", 100, 3.5, NEW),  # but not with too few seeds
     ]
+    old = changed(*shipped(entry("kda", 100, 3.0, NEW)), stale=True)
     own = [
         entry("mine", 100, 3.0, NEW),
         entry("few", 100, 3.0, range(21, 23)),
         entry("few", 100, 3.0, NEW),  # older
         entry("picked", 100, 3.0, range(22, 25)),
-        entry("old", 100, 3.0, NEW, code={"core": "0"}),
+        entry("old", 100, 3.0, NEW, code={"gptattn.model.gpt": "0"}),
         entry("long", 300, 3.0, NEW),
     ]
-    track = make_track(own, shipped)
+    track = make_track(own, [*BASE, *shipped(*others), old])
     rows = [(row.entry.name, row.shipped) for row in track.rows]
     assert rows == [("mine", False), ("few", True)]
     assert track.rows[0].verdict == "equivalent"
     allowed = "an entry has 21 to 23, or 21 to 28 after the second stage, or 31 to 38 at the gate"
     assert track.left_out == {
-        f"other code (core); {TRAIN_BASELINE}": ["old"],
-        "other code (core)": ["gqa"],
+        f"other code (gptattn.model.gpt); {TRAIN_BASELINE}": ["old"],
         "other settings (batch_size)": ["mla"],
         "another text": ["tpa"],
         f"seeds 21, 22; {allowed}": ["few"],
         f"seeds 22, 23, 24; {allowed}": ["picked"],
         "a newer one has its name": ["few"],
         "the baseline has no 300 steps": ["long"],
+        "stale, made by other mathematics": ["kda"],
     }
-    assert "left out: gqa: other code (core)" in list_notes(track)
+    assert "left out: kda: stale" in "".join(list_notes(track))
 
 
-def test_one_shipped_entry_of_other_code_leaves_out_no_other():
-    shipped = [
-        entry(name, 100, 3.0, NEW, code={"core": "1", "gqa": digest})
-        for name, digest in (("gqa", "2"), ("mqa", "1"), ("sliding", "1"))
-    ]
-    assert not make_track([], [*BASE, *shipped]).left_out
-    own = entry("gqa", 100, 3.0, NEW, code={"core": "1", "gqa": "3"})
-    assert make_track([own], [*BASE, *shipped]).left_out == {"other code (gqa)": ["mqa", "sliding"]}
+def test_a_shipped_entry_stands_beside_ones_own_if_the_code_gives_it_its_fingerprint():
+    others = shipped(entry("gqa", 100, 3.0, NEW), entry("mqa", 100, 3.0, NEW))
+    asked = []
+
+    def holds(entry: Entry) -> bool:
+        asked.append(entry.name)
+        return entry.name not in failing
+
+    failing = {"gqa"}
+    assert not make_track([], [*BASE, *others], holds).left_out
+    assert not asked  # they were made by the same code
+    track = make_track([entry("mine", 100, 3.0, NEW)], [*BASE, *others], holds)
+    assert {row.entry.name for row in track.rows} == {"mine", "mqa"}
+    assert [*track.left_out.values()] == [["gqa"]]
+    failing = {"mha"}  # one's own entry has no baseline, and the shipped ones have theirs
+    track = make_track([entry("mine", 100, 3.0, NEW)], [*BASE, *others], holds)
+    assert {row.entry.name for row in track.rows} == {"gqa", "mqa"}
+    assert [*track.left_out.values()] == [["mine"]]
+    mine = [entry("mha", one.steps, one.loss, range(1, 4)) for one in BASE]
+    track = make_track([entry("mine", 100, 3.0, NEW), *mine], [*BASE, *others], holds)
+    assert {row.entry.name for row in track.rows} == {"gqa", "mqa", "mine"}
 
 
 def test_one_run_of_other_settings_leaves_the_shipped_table_as_it_is():
@@ -315,9 +338,9 @@ def test_one_run_of_other_settings_leaves_the_shipped_table_as_it_is():
         entry("mine", 100, 3.0, NEW, regime=other),
         entry("mha", 100, 3.0, range(1, 4), regime=other),
     ]
-    shipped = [*BASE, entry("gqa", 100, 3.0, NEW)]
-    track = make_track(own, shipped)
-    assert track.rows == make_track([], shipped).rows
+    others = [*BASE, *shipped(entry("gqa", 100, 3.0, NEW))]
+    track = make_track(own, others)
+    assert track.rows == make_track([], others).rows
     assert track.left_out == {
         "other settings (batch_size)": ["mha at 100 steps"],
         f"other settings (batch_size); {TRAIN_BASELINE}": ["mine"],
@@ -345,9 +368,9 @@ def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
 def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_path):
     assert command(tmp_path, *tiny(tmp_path, "attn=gqa", "attn.window=0.5", "seed=21")) == 0
     runs, _ = read_runs([tmp_path])
-    assert find_shipped(runs) is None
+    assert find_experiment(runs) is None
     moved = replace(runs[0], folder=tmp_path / "track_gate" / "gqa_s21_123456")
-    assert find_shipped([moved]) == SHIPPED["track_gate"]
+    assert find_experiment([moved]) == "track_gate"
     (found,) = read_entries(runs, count_caches)
     assert "gqa attn.window=0.5" in found.name
     assert found.regime["text"] == runs[0].settings["text"]
@@ -388,30 +411,34 @@ def test_an_entry_has_one_name_in_whatever_order_it_is_typed(typed, name):
 def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, monkeypatch, capfd):
     home = tmp_path / "outputs" / "track"
     made = [("mha", steps, seed) for steps in (50, 100, 200) for seed in (1, 2)]
-    for name, steps, seed in [*made, *(("mine", 100, seed) for seed in NEW)]:
+    for name, steps, seed in [*made, *(("gqa", 100, seed) for seed in NEW)]:
         folder = home / f"{name}_s{seed}_{steps:06}"
         shutil.copytree(runs("mha"), folder)
         kept = RunFolder(folder)
-        settings = kept.read_settings() | {"seed": seed, "overrides": [f"attn={name}", "x=1"]}
-        kept.config_file.write_text(yaml.safe_dump(settings))
+        cfg = settings("experiment=track", f"attn={name}", f"budget.steps={steps}")
+        record = asdict(cfg) | {"seed": seed, "overrides": [f"attn={name}", "x=1"]}
+        kept.config_file.write_text(yaml.safe_dump(record))
         bits = {"val/bits_per_byte": 9 - math.log2(steps) + seed / 500}
         record = json.loads(kept.summary_file.read_text())
         record |= {"seed": seed, "steps": steps, "completed": []}
         kept.summary_file.write_text(json.dumps(record | {"metrics": record["metrics"] | bits}))
-    shipped = tmp_path / "shipped"
-    monkeypatch.setitem(SHIPPED, "track", shipped)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(SHIPPED, "track", tmp_path / "shipped")
     report(home, "--ship")
-    out = capfd.readouterr().out
+    out, err = capfd.readouterr()
     # Seeds add 0.003 on average to the baseline, 0.044 to the entry: 2 ** -0.041 = 0.972.
-    assert re.search(r"mine \* 3 .* \+0\.0410 ± .* 0\.97 \(0\.9. to 0\.98\)", out)
-    assert {file.name for file in shipped.iterdir()} == {"mha.json", "mine.json"}
+    assert re.search(r"gqa \* 3 .* \+0\.0410 ± .* 0\.97 \(0\.9. to 0\.98\)", out)
     assert {one.name for one in (home / "comparison").iterdir()} == {
         f"track.{suffix}" for suffix in ("csv", "svg", "png")
     }
+    assert {file.name for file in (tmp_path / "shipped").iterdir()} == {"mha.json", "gqa.json"}
+    assert err.count("once for this code") == 4
+    (gqa,) = [one for one in read_shipped(tmp_path / "shipped") if one.name == "gqa"]
+    assert gqa.fingerprint == compute_fingerprint(gqa.list_overrides("track"))
     for folder in home.glob("mha_*_000050"):  # the shipped baseline takes their place
         shutil.rmtree(folder)
     report(home, "--ship")  # and stays in its file, beside what was trained again
-    assert [one.steps for one in read_shipped(shipped)] == [50, 100, 200, 100]
-    capfd.readouterr()
-    report(shipped)
-    assert re.search(r"mine +3 ", capfd.readouterr().out)
+    assert [one.steps for one in read_shipped(tmp_path / "shipped")] == [100, 50, 100, 200]
+    assert "once for this code" not in capfd.readouterr().err
+    report(tmp_path / "shipped")
+    assert re.search(r"gqa +3 ", capfd.readouterr().out)

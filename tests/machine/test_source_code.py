@@ -13,7 +13,8 @@ FILES = {
     "one.py": '"""Doc."""\nfrom gptattn.attention import GroupedQueryAttention\n'
     "from .helper import f\n\nclass One(GroupedQueryAttention):\n    a = f\n",
     "two.py": "class Two:\n    pass\n",
-    "helper.py": "import beside_it\n\ndef f(x):\n    return x  # as it is\n",
+    "helper.py": "import beside_it\n\ndef f(x):\n    return x  # as it is\n\ndef g(x):\n"
+    "    assert x, 'of you'\n    raise ValueError('no', x)\n",
 }
 
 
@@ -56,10 +57,14 @@ def test_every_run_is_made_of_the_core_and_of_no_other_variant():
     [
         ("  # as it is", "  # as it was", True),
         ("return x", '"""What."""\n\n    return (x)', True),
+        ("return x", "return x\n    raise ValueError('this')", False),
+        ("'no'", "'not so'", True),
+        ("'of you'", "'of us'", True),
+        ("ValueError", "TypeError", False),
         ("return x", "return -x", False),
     ],
 )
-def test_comments_docstrings_and_layout_do_not_count(package, old, new, same):
+def test_comments_docstrings_layout_and_messages_do_not_count(package, old, new, same):
     before = code()
     file = package / "helper.py"
     file.write_text(FILES["helper.py"].replace(old, new))
@@ -78,7 +83,7 @@ def test_the_hash_of_a_file_is_the_same_under_every_python(tmp_path):
     file = tmp_path / "one.py"
     file.write_text('def f(x: int = 3) -> str:\n    return f"{x!r:>4} and {x}" if x else None\n')
     # Computed under Python 3.11.7, 3.12.1 and 3.13.0.
-    assert source_code.read_source("one", file).hash == "c338ab0cb19c9d87"
+    assert source_code.read_source("one", file).hash == "83b11bff4a60a276"
 
 
 def test_an_installed_package_counts_by_its_version():

@@ -3,11 +3,13 @@
 import argparse
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gptattn.compare.finished_runs import SHIPPED, find_shipped, one_line, read_runs
+import msgspec
+
+from gptattn.compare.finished_runs import SHIPPED, find_experiment, one_line, read_runs
 from gptattn.errors import ConfigError
 from gptattn.machine.console import StdoutConsole
 from gptattn.machine.ending import run_command
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from gptattn.compare.comparison import Comparison
     from gptattn.compare.finished_runs import Run
+    from gptattn.compare.track import Entry
 
 
 def main() -> NoReturn:
@@ -55,15 +58,16 @@ def main() -> NoReturn:
 
 def _report(args: argparse.Namespace) -> None:
     """Compare the runs, then print or write what was asked."""
-    if len(args.folders) == 1 and args.folders[0].resolve() in SHIPPED.values():
+    homes = {folder: experiment for experiment, folder in SHIPPED.items()}
+    if len(args.folders) == 1 and args.folders[0].resolve() in homes:
         if args.ship:
             raise ConfigError("--ship", "these entries are shipped already; leave it out")
-        _report_track(args, [], [], args.folders[0])
+        _report_track(args, [], [], homes[args.folders[0].resolve()])
         return
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = read_runs(args.folders)
-    if (shipped := find_shipped(runs)) is not None:
-        _report_track(args, runs, skipped, shipped)
+    if (experiment := find_experiment(runs)) is not None:
+        _report_track(args, runs, skipped, experiment)
         return
 
     if args.ship:
@@ -118,7 +122,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _report_track(
-    args: argparse.Namespace, runs: "Sequence[Run]", skipped: "Sequence[str]", shipped: Path
+    args: argparse.Namespace, runs: "Sequence[Run]", skipped: "Sequence[str]", experiment: str
 ) -> None:
     """Print the attention track with these runs in it; write track.csv and its figure."""
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
@@ -126,12 +130,18 @@ def _report_track(
     from gptattn.compare.track import (
         list_cells,
         list_notes,
+        list_regime,
         make_track,
         read_entries,
         read_shipped,
+        ship,
         write_shipped,
     )
+    from gptattn.data.text import cache_folder
     from gptattn.runs.load import count_caches
+    from gptattn.settings.compose import settings
+    from gptattn.settings.identity import flat, result_settings
+    from gptattn.training.fingerprint import FingerprintCache, agrees
 
     for option in ("baseline", "board"):
         if getattr(args, option):
@@ -140,8 +150,20 @@ def _report_track(
         f"open: {one}" for one in describe_open_sweeps(args.folders)
     ]:
         print(line, file=sys.stderr)
-    own = read_entries(runs, count_caches)
-    track = make_track(own, read_shipped(shipped))
+    cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
+
+    def compute(entry: "Entry") -> list[float]:
+        overrides = entry.list_overrides(experiment)
+        if not cache.has(overrides):
+            print(f"once for this code: training {entry.name} for three steps", file=sys.stderr)
+        return cache.compute(overrides)
+
+    shipped = SHIPPED[experiment]
+    own, others = read_entries(runs, count_caches), read_shipped(shipped)
+    if own:  # which must have the experiment's settings of today
+        today = list_regime(result_settings(flat(asdict(settings([f"experiment={experiment}"])))))
+        others = [msgspec.structs.replace(one, regime=today | one.regime) for one in others]
+    track = make_track(own, others, lambda entry: agrees(entry.fingerprint, compute(entry)))
     cells, notes = list_cells(track), list_notes(track)
     if args.markdown:
         print(markdown_table(cells), *(f"- {note}" for note in notes), sep="\n")
@@ -158,7 +180,11 @@ def _report_track(
     if args.ship:
         trained = {entry.name for entry in own}
         known = [*track.baseline.values(), *(row.entry for row in track.rows)]
-        chosen = [entry for entry in known if entry.name in trained]
+        chosen = [
+            entry if entry.is_shipped else ship(entry, compute(entry), others)
+            for entry in known
+            if entry.name in trained
+        ]
         write_shipped(chosen, shipped)
         names = ", ".join(dict.fromkeys(entry.name for entry in chosen))
         print(f"shipped to {shipped}: {names or 'nothing'}")

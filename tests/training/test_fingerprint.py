@@ -1,0 +1,107 @@
+"""Fingerprints: shipped results stand as long as the code gives them the same numbers.
+
+If one fails, the mathematics of that entry has changed. If it was meant,
+`scripts/track_fingerprints.py` says how its results become stale until they are made again.
+"""
+
+import pytest
+
+from gptattn.compare.finished_runs import SHIPPED
+from gptattn.compare.track import read_shipped
+from gptattn.training.fingerprint import FingerprintCache, agrees, compute_fingerprint
+
+# One of each kind: softmax, shared state, a part, a recurrence, a pattern, positions.
+QUICK = {
+    "track": (
+        "gqa",
+        "cross_layer",
+        "mha part=[forget] position=none",
+        "recipe=gemma3",
+        "pattern=[gated_deltanet,sliding]",
+    ),
+    "track_gate": ("kda position=none",),
+}
+ENTRIES = [
+    pytest.param(
+        experiment,
+        entry,
+        id=f"{experiment}: {entry.name} after {entry.steps} steps",
+        marks=[] if entry.name in QUICK[experiment] else pytest.mark.slow,
+    )
+    for experiment, folder in SHIPPED.items()
+    for entry in read_shipped(folder)
+    if not entry.stale
+]
+
+
+@pytest.mark.parametrize(("experiment", "entry"), ENTRIES)
+def test_the_code_gives_a_shipped_result_its_fingerprint(experiment, entry):
+    assert len(entry.fingerprint) == 4  # three steps and a validation
+    assert agrees(entry.fingerprint, compute_fingerprint(entry.list_overrides(experiment)))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[float]]:
+    return {
+        entry.name: entry.fingerprint
+        for entry in read_shipped(SHIPPED["track"])
+        if not entry.is_baseline
+    }
+
+
+# Settings stand for the code that they reach: the second differs from the track's by little.
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        ("gqa", "optim.grad_clip=1.1"),  # of the three steps, the second is clipped
+        ("gqa", "optim.matrices.momentum=0.951"),
+        ("gqa", "optim.warmup_fraction=0.051"),
+        pytest.param("gqa", "optim.beta2=0.98", marks=pytest.mark.slow),
+        pytest.param("gqa", "optim.weight_decay=0.101", marks=pytest.mark.slow),
+        pytest.param("gqa", "optim.decay=cosine", marks=pytest.mark.slow),
+        pytest.param("gqa", "attn.scale=0.3536", marks=pytest.mark.slow),
+        pytest.param("gqa", "position.base=10001", marks=pytest.mark.slow),
+        pytest.param("gqa", "data.even_windows=false", marks=pytest.mark.slow),
+        pytest.param("gqa", "seed=2", marks=pytest.mark.slow),
+        ("sliding", "attn.window=9"),
+        pytest.param("mha part=[softcap]", "part.softcap.cap=51", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fingerprint_shows_a_small_change_of_the_mathematics(entry, change, known):
+    (found,) = [one for one in read_shipped(SHIPPED["track"]) if one.name == entry][:1]
+    assert not agrees(known[entry], compute_fingerprint([*found.list_overrides("track"), change]))
+
+
+@pytest.mark.parametrize(
+    "unseen",
+    [
+        "trainer.precision=bf16-mixed",
+        "batch_size=8 model.d_model=64 match=flops",
+        # Its first 8,192 tokens have a temperature of 1.
+        "part=[temperature]",
+        pytest.param("compile=true loss_chunk_tokens=7", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fingerprint_does_not_show_precision_width_or_what_begins_beyond_the_context(
+    unseen, known
+):
+    overrides = ["experiment=track", "optim.lr=0.0163", "attn=gqa", *unseen.split()]
+    assert agrees(known["gqa"], compute_fingerprint(overrides))
+
+
+def test_fingerprints_agree_to_eight_digits():
+    assert agrees([5.5, 4.0], [5.5 + 5e-8, 4.0])
+    assert not agrees([5.5, 4.0], [5.5 + 6e-8, 4.0])
+    assert not agrees([5.5], [5.5, 4.0])
+
+
+def test_a_fingerprint_is_computed_once_and_a_damaged_file_counts_as_none(tmp_path):
+    file = tmp_path / "new" / "fingerprints.json"
+    overrides = ["experiment=track", "attn=mha", "model.num_layers=1"]
+    found = FingerprintCache(file).compute(overrides)
+    again = FingerprintCache(file)
+    assert again.has(overrides)
+    assert again.compute(overrides) == found
+    for text in (file.read_text().replace('"state": "', '"state": "0'), "[]", "{"):
+        file.write_text(text)
+        assert not FingerprintCache(file).has(overrides)
