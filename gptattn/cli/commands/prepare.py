@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gptattn import command
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import option, parse_own, run_script
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,8 @@ def run(arguments: Sequence[str]) -> None:
     from gptattn.settings.build import build_request, build_source, build_tokenizer
     from gptattn.settings.compose import settings
 
-    own = [argument for argument in arguments if argument.partition("=")[0] == "to"]
-    args = parse(Arguments, own)
-    cfg = settings([argument for argument in arguments if argument not in own])
+    args, others = parse_own(Arguments, arguments)
+    cfg = settings(others)
     request = build_request(cfg, build_tokenizer(cfg))
     source = build_source(cfg)
     if not isinstance(source, TokenSource):
