@@ -20,7 +20,7 @@ from gptattn.machine.ending import run_command
 from gptattn.settings.values import check_type, check_values, suggest, within
 
 T = TypeVar("T")
-SEED = {"least": 0, "most": 2**63 - 1}
+SEED: dict[str, Any] = {"least": 0, "most": 2**63 - 1}
 PACKAGES = "packages besides gptattn whose classes a run may name"
 PLACEHOLDERS = {str: "TEXT", int: "N", float: "P", Path: "PATH"}  # of arguments without a default
 
