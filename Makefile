@@ -66,7 +66,7 @@ board: $(STAMP)
 	$(BIN)/tensorboard --logdir outputs --host localhost $(ARGS)
 
 report: $(STAMP)
-	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs)
+	$(BIN)/gptattn-compare $(or $(ARGS),outputs)
 
 # The peers pin versions that we do not want, so they have their own environment. --no-deps leaves
 # out dependencies that the benchmarks do not need.
@@ -94,14 +94,14 @@ track: $(STAMP)
 	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
 	-$(TRACK) experiment=track_table
 	-$(TRACK) experiment=track_second
-	$(BIN)/python scripts/compare.py outputs/track
+	$(BIN)/gptattn-compare outputs/track
 	-$(TRACK) experiment=track_followups
 	$(TRACK) experiment=track_gate attn=mha budget.steps=800,1600,2263,3200 'seed=range(1,6)'
 	-$(TRACK) experiment=track_records
-	$(BIN)/python scripts/compare.py outputs/track_gate
+	$(BIN)/gptattn-compare outputs/track_gate
 	-$(TRACK) experiment=recall_state
-	$(BIN)/python scripts/compare.py outputs/recall_state
-	$(BIN)/python scripts/simulate_statistics.py --tracks 2000
+	$(BIN)/gptattn-compare outputs/recall_state
+	$(BIN)/python scripts/simulate_statistics.py tracks=2000
 
 # The site's tools have their own environment, so that they add nothing to .venv. It includes torch,
 # because the notebook trains.

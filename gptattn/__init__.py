@@ -35,7 +35,7 @@ def find_source_tree() -> Path | None:
 
 
 def command(name: str) -> str:
-    """Return how a user calls `train`, `compare` and the like here: a script, or its command."""
-    if Path.cwd() == find_source_tree():
-        return "python train.py" if name == "train" else f"python scripts/{name}.py"
+    """Return how a user calls `train`, `compare` and the like here."""
+    if name == "train" and Path.cwd() == find_source_tree():
+        return "python train.py"
     return f"gptattn-{name.replace('_', '-')}"

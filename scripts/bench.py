@@ -1,4 +1,4 @@
-"""Measures speed and memory: `python scripts/bench.py PART [OPTIONS]`; `PART --help` lists them.
+"""Measures speed and memory: `python scripts/bench.py PART`; `PART --help` lists its arguments.
 
 train      training steps beside other libraries' models, start-up, peak memory
 attention  one layer, forward and backward, beside torch's module and a tutorial's classes
@@ -25,11 +25,18 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0 if arguments in ([], ["-h"], ["--help"]) else 2
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of a tree that is not installed
+    from gptattn.cli.arguments import run_script
+
     name, *options = arguments
     part = importlib.import_module(f"measuring.{name}")
-    results, code = part.measure(part.new_parser().parse_args(options))
-    print(json.dumps({"bench": name, **results}))
-    return code
+
+    def run(arguments: Sequence[str]) -> None:
+        results, code = part.measure(arguments)
+        print(json.dumps({"bench": name, **results}))
+        if code:
+            raise SystemExit(code)
+
+    return run_script(run, part.Arguments, part.__doc__, [f"{sys.argv[0]} {name}", *options])
 
 
 if __name__ == "__main__":

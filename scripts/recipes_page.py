@@ -1,14 +1,15 @@
 """Writes the table and the picture of docs/recipes.md: what each recipe costs beside llama3.
 
-python scripts/recipes_page.py [--rounds 5] [--threads 2] takes five to ten minutes. A recipe's
-release is the line `# Release: NAME, YEAR.` at its file's top. Parameters and caches are counted,
-and speed is measured, at GPT-2 small's size; the words of the page around the table stay.
+It takes five to ten minutes. A recipe's release is the line `# Release: NAME, YEAR.` at its file's
+top. Parameters and caches are counted, and speed is measured, at GPT-2 small's size; the words of
+the page around the table stay.
 """
 
-import argparse
 import io
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from statistics import median
 from textwrap import fill
@@ -22,6 +23,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.cli.commands import recipes
 from gptattn.compare.plots import COLOURS, STYLE
 from gptattn.machine.device import device_name
@@ -139,17 +141,17 @@ def draw(strips: Mapping[str, list[str]]) -> bytes:
     return out.getvalue()
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's options."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """rounds=5"""
+
+    rounds: int = option("in each, all take a turn", 5, least=1)
+    threads: int = option("CPU threads", 2, least=1)
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> None:
     """Measure, and write the table and the pictures."""
-    args = new_parser().parse_args()
+    args = parse(Arguments, arguments)
     set_threads(args.threads)
     text = table(*measure(args.rounds), args.rounds)
     page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
@@ -161,4 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(run, Arguments, __doc__))

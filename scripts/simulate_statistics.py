@@ -1,13 +1,13 @@
 """Simulates reports and counts how often they are wrong, decided by the report's own code.
 
-`python scripts/simulate_statistics.py [--fields 1000]` prints the tables of docs/comparing.md: the
-shares of false claims on variants of equal mean loss, and the smallest difference that a number of
-seeds can show. `--tracks 2000` prints the table of docs/track.md instead: what the attention track
-says of entries whose true effect is known, from the choice of their rates to the gate.
+It prints the tables of docs/comparing.md: the shares of false claims on variants of equal mean
+loss, and the smallest difference that a number of seeds can show. With tracks=2000 it prints the
+table of docs/track.md instead: what the attention track says of entries whose true effect is known,
+from the choice of their rates to the gate.
 """
 
-import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.effective_compute import Effective, fit_curve, judge, share_spread
@@ -222,17 +223,17 @@ def print_tracks(tables: int) -> None:
     print(markdown_table(cells))
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fields", type=int, default=1_000, help="reports per cell")
-    parser.add_argument("--tracks", type=int, help="print the table of so many attention tracks")
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """fields=1000"""
+
+    fields: int = option("reports per cell", 1_000, least=1)
+    tracks: int | None = option("print the table of so many attention tracks", least=1)
 
 
-def main() -> None:
+def run(arguments: Sequence[str]) -> None:
     """Print the tables that were asked for."""
-    args = new_parser().parse_args()
+    args = parse(Arguments, arguments)
     if args.tracks is not None:
         print_tracks(args.tracks)
         return
@@ -257,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(run, Arguments, __doc__))

@@ -1,6 +1,6 @@
 """Kills small runs at random moments, twice each, and resumes them.
 
-`python scripts/torture.py` takes about a minute; `count=50` is at length. A run that was killed and
+It takes about a minute; `count=50` is at length. A run that was killed and
 resumed must equal an undisturbed one to the last bit: weights, optimizer and rows. The exit code is
 1 where one does not.
 """
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -94,8 +95,9 @@ def kill(folder: Path, own: list[str], chance: random.Random) -> None:
         process.wait()
 
 
-def run(args: Arguments) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Kill runs and resume them; raise AssertionError if one differs from an undisturbed one."""
+    args = parse(Arguments, arguments)
     chance = random.Random(args.seed)
     whole: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as home:
@@ -119,12 +121,5 @@ def run(args: Arguments) -> None:
         print(f"{args.count} killed runs equal to undisturbed ones", flush=True)
 
 
-def main() -> int:
-    """Run the command; return the exit code."""
-    if len(sys.argv) == 1:
-        sys.argv.append("count=3")
-    return run_script(lambda arguments: run(parse(Arguments, arguments)), Arguments, __doc__)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(run, Arguments, __doc__))

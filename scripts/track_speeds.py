@@ -1,11 +1,12 @@
 """Measures the speed of the attention track's entries, and writes it into their files.
 
-python scripts/track_speeds.py [benchmarks/track] [--rounds 7]: training steps of all entries take
-turns on one thread, in a new random order each round. The runs that gave the losses shared a
-machine, or ran on several.
+Training steps of all entries take turns on one thread, in a new random order each round. The runs
+that gave the losses shared a machine, or ran on several.
 """
 
-import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ import torch
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 from torch import Tensor
 
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
 from gptattn.machine.device import device_name
@@ -51,12 +53,17 @@ def measure(module: LanguageModel, ids: Tensor) -> float:
     return timed(step, warm_up=1, steps=STEPS)
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Arguments:
+    """folder=benchmarks/track"""
+
+    folder: Path = option("of the entries", SHIPPED["track"])
+    rounds: int = option("in each, all take a turn", 7, least=1)
+
+
+def run(arguments: Sequence[str]) -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=SHIPPED["track"])
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
+    args = parse(Arguments, arguments)
     set_threads(1)
     entries = read_shipped(args.folder)
     unique = {entry.name: entry for entry in entries}
@@ -76,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(run, Arguments, __doc__))

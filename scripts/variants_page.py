@@ -1,14 +1,13 @@
 """Writes docs/variants.md: each choice of the menu, with what it costs, its speed, and a map.
 
-`make menu`, or in its environment: python scripts/variants_page.py [--rounds 5] [--steps 600]
 A choice is a file in conf/attn, conf/part, conf/position or conf/block; what the page says of it is
 the comment at the file's top: the definition, the paper, and from "Use" on, when to use it. Costs
 are counted, speed is measured, and the maps are those of small models that this script trains
 first, in outputs/menu; models that are there already are kept, and so are the page's first words.
 """
 
-import argparse
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack, model_of, overrides_of
 from measuring.rounds import interleave, ratio, set_threads, timed
 
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.labels import label_tokens
@@ -200,13 +200,18 @@ def row(choice: Choice) -> str:
     )
 
 
-def main() -> None:
+@dataclass(frozen=True)
+class Arguments:
+    """rounds=5"""
+
+    rounds: int = option("in each, all take a turn", 5, least=1)
+    steps: int = option("of the models whose maps are drawn", 600, least=1)
+    threads: int = option("CPU threads", 2, least=1)
+
+
+def run(arguments: Sequence[str]) -> None:
     """Train, measure, and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
+    args = parse(Arguments, arguments)
     set_threads(args.threads)
     pictures = {one.key: draw(one, args.steps) for one in choices()}
     text = page(pictures, measure(args.rounds))
@@ -215,4 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(run, Arguments, __doc__))

@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -20,12 +19,11 @@ from functools import cache
 from pathlib import Path
 
 import bench
-import pytest
-import torture
 import yaml
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
+from gptattn.cli.arguments import parse_own
 from gptattn.cli.commands import evaluate
 from gptattn.evaluate.caches import parse_cache_kind
 from gptattn.settings.compose import CONF
@@ -43,6 +41,8 @@ SIZES = [
     "model.context_length=32",  # a prompt of the pages has 22 bytes
 ]
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
+AS_THEY_ARE = ("convert", "attention-map", "check", "recipes")
+MEASURING = ("torture", "track_speeds", "simulate_statistics", "recipes_page", "variants_page")
 OF_SHAKESPEARE = {f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_muon")}
 
 
@@ -79,13 +79,12 @@ def examine(words: Sequence[str], home: Path) -> None:
     program, *arguments = words
     if program.startswith("gptattn-"):
         assert program in PROJECT["scripts"], program
-        name = program.removeprefix("gptattn-").replace("-", "_")
-        program = f"{name}.py"
         if not arguments:
             return
+        program = "train.py" if program == "gptattn-train" else program
     if program == "python":
         door, *arguments = arguments
-        program = door if door == "train.py" else door.removeprefix("scripts/")
+        program = door.removeprefix("scripts/")
         assert (ROOT / door).is_file(), door
     assert program in KINDS, f"{' '.join(words)}: no kind of command that the tests know"
     with process_state(), contextlib.chdir(home):
@@ -157,13 +156,12 @@ def _cut(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(name: str) -> Callable[[list[str]], None]:
-    """Run a script as it is."""
+    """Run the installed command as it is."""
 
     def run(arguments: list[str]) -> None:
-        sys.argv = [f"scripts/{name}", *arguments]
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
-        assert end.value.code in (0, None)
+        sys.argv = [name, *arguments]
+        module, main = PROJECT["scripts"][name].split(":")
+        assert getattr(importlib.import_module(module), main)() == 0
 
     return run
 
@@ -172,21 +170,23 @@ def _new(arguments: list[str]) -> None:
     """Run it in a folder of its own: the other commands are tested on files that are there."""
     Path("new").mkdir()
     with contextlib.chdir("new"):
-        _run("new.py")([f"{arguments[0]}_of_the_page"])  # another is importable from the folder
+        _run("gptattn-new")(
+            [f"{arguments[0]}_of_the_page"]
+        )  # another is importable from the folder
 
 
 def _generate(arguments: list[str]) -> None:
     """Run it for fewer tokens."""
     own = [a for a in arguments if a[:7] != "tokens="]
-    _run("generate.py")([*own, "tokens=8"] if own else own)
+    _run("gptattn-generate")([*own, "tokens=8"] if own else own)
 
 
 def _compare(arguments: list[str]) -> None:
     """Run it, without the plots (seconds) unless an option asks for the files."""
     if arguments[:1] in (["outputs/track"], ["outputs/track_gate"]):
         return  # they need a baseline; tests/compare/test_track.py runs it
-    asked = any(a.startswith("--") for a in arguments)
-    _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
+    asked = any("=" in a for a in arguments)
+    _run("gptattn-compare")([*arguments] if asked else [*arguments, "files=false"])
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -194,7 +194,7 @@ def _evaluate(arguments: list[str]) -> None:
     asked = evaluate.parse(evaluate.Arguments, arguments)
     assert all(parse_cache_kind(name) for name in asked.cache)
     runs = [a for a in arguments if a[:4] == "run="]
-    _run("evaluate.py")([*runs, "lengths=[4]", "cache=[window:2]"])
+    _run("gptattn-evaluate")([*runs, "lengths=[4]", "cache=[window:2]"])
 
 
 def _make(arguments: list[str]) -> None:
@@ -208,26 +208,28 @@ def _make(arguments: list[str]) -> None:
         words = [word.removeprefix(".venv/bin/") for word in shlex.split(line)]
         words = [word.removeprefix(".venv-bench/bin/") for word in words]
         ours = words[0] == "python" and (words[1] == "train.py" or words[1].startswith("scripts/"))
-        if ours or words[0] == "tensorboard":
+        if ours or words[0].startswith(("tensorboard", "gptattn-")):
             examine(words, Path.cwd())
 
 
-def _read_options(name: str) -> Callable[[list[str]], None]:
-    """Only read the options: it takes minutes."""
+def _read_arguments(name: str) -> Callable[[list[str]], None]:
+    """Only read the arguments: it takes minutes."""
 
     def read(arguments: list[str]) -> None:
-        if arguments and "--help" not in arguments:
-            importlib.import_module(name).new_parser().parse_args(arguments)
+        if "--help" not in arguments:
+            _, others = parse_own(importlib.import_module(name).Arguments, arguments)
+            if others:  # of the part `ddp`
+                check_job(others)
 
     return read
 
 
 def _bench(arguments: list[str]) -> None:
-    """Read the options of one of its parts; without any it lists them."""
+    """Read the arguments of one of its parts; without any it lists them."""
     if arguments:
         part, *options = arguments
         assert part in bench.PARTS
-        _read_options(f"measuring.{part}")(options)
+        _read_arguments(f"measuring.{part}")(options)
 
 
 def _leave(arguments: list[str]) -> None:
@@ -238,20 +240,14 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     "train.py": _train,
     "torchrun": _launched,
     "srun": _launched,
-    "compare.py": _compare,
-    "evaluate.py": _evaluate,
-    "generate.py": _generate,
-    "convert.py": _run("convert.py"),
-    "attention_map.py": _run("attention_map.py"),
-    "new.py": _new,
-    "check.py": _run("check.py"),
-    "prepare.py": lambda arguments: _run("prepare.py")(_local(arguments)),
-    "torture.py": lambda arguments: torture.parse(torture.Arguments, arguments),
+    "gptattn-compare": _compare,
+    "gptattn-evaluate": _evaluate,
+    "gptattn-generate": _generate,
+    "gptattn-new": _new,
+    "gptattn-prepare": lambda arguments: _run("gptattn-prepare")(_local(arguments)),
+    **{f"gptattn-{name}": _run(f"gptattn-{name}") for name in AS_THEY_ARE},
     "bench.py": _bench,
-    "simulate_statistics.py": _read_options("simulate_statistics"),
-    "recipes.py": _run("recipes.py"),
-    "recipes_page.py": _read_options("recipes_page"),
-    "variants_page.py": _read_options("variants_page"),
+    **{f"{name}.py": _read_arguments(name) for name in MEASURING},
     "make": _make,
     "pip": _leave,
     "pytest": _leave,

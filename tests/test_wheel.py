@@ -75,9 +75,9 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(w
     assert (record["status"], record["variant"]) == ("done", "mqa")
     # An installed package must not record the commit of a repository around it.
     assert record["environment"]["git_commit"] is None
-    assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
+    assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "markdown=true", cwd=folder)
 
     # Each command says how it is called itself.
-    names = "compare evaluate generate convert attention-map prepare recipes new"
+    names = "check compare evaluate generate convert attention-map prepare recipes new"
     for name in names.split():
         assert f"gptattn-{name} " in call(scripts / f"gptattn-{name}", "--help", cwd=folder)

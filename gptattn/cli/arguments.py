@@ -1,15 +1,17 @@
 """`name=value` arguments of the commands, their help, and one line for a mistake.
 
-A command's arguments are a dataclass of `option`s. A field `from_` is the argument `from`. Values
-are not unquoted or unescaped, since a prompt may hold any character.
+A command's arguments are a dataclass of `option`s. A field `from_` is the argument `from`; a field
+that is `positional` also takes what has no name. Values are not unquoted or unescaped, since a
+prompt may hold any character.
 """
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import field, fields
+from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,35 +20,46 @@ from gptattn.machine.ending import run_command
 from gptattn.settings.values import check_type, check_values, suggest, within
 
 T = TypeVar("T")
-SEED = {"least": 0, "most": 2**63 - 1}
+SEED: dict[str, Any] = {"least": 0, "most": 2**63 - 1}
 PACKAGES = "packages besides gptattn whose classes a run may name"
 PLACEHOLDERS = {str: "TEXT", int: "N", float: "P", Path: "PATH"}  # of arguments without a default
 
 
-def option(words: str, default: Any = None, **limits: Any) -> Any:
+def option(words: str, default: Any = None, positional: bool = False, **limits: Any) -> Any:
     """Return a field with its help: `tokens: int = option("how many", 200, least=1)`.
 
     Without a default it is required, unless its type allows None. `limits`: those of a `Range`.
     """
-    checks = within(**limits) if limits else {}
-    return field(default=default, metadata={"words": words, **checks})
+    about = {"words": words, "positional": positional, **(within(**limits) if limits else {})}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=about)
+    return field(default=default, metadata=about)
 
 
-def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | None) -> int:
-    """Run with the command line's arguments; return the exit code. Without any, print the help.
+def run_script(
+    run: Callable[[Sequence[str]], None],
+    kind: type,
+    about: str | None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Run with the command line's arguments; return the exit code.
 
-    The help has an example (the docstring of `kind`), the first paragraph of `about`, the arguments
-    (the fields of `kind`), then the other paragraphs.
+    With --help, or without any argument where one is required, print the help: an example (the
+    docstring of `kind`), the first paragraph of `about`, the arguments (the fields of `kind`), then
+    the other paragraphs. `argv`: in place of `sys.argv`.
     """
-    program, *arguments = sys.argv
-    if arguments and arguments[0] not in ("-h", "--help"):
+    program, *arguments = argv or sys.argv
+    asked = bool({"-h", "--help"} & {*arguments})
+    if not asked and (arguments or not _list_missing(kind())):
         return run_command(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
-    called = f"python {program}" if program.endswith(".py") else Path(program).name
+    called = f"python {program}" if ".py" in program else Path(program).name
     hints, words = get_type_hints(kind), dict[str, str]()
     for one in fields(kind):
-        shown = one.default
-        if isinstance(shown, tuple):
-            shown = ",".join(shown) or "a,b"
+        shown = one.default if one.default_factory is MISSING else one.default_factory()
+        if isinstance(shown, tuple | list):
+            shown = ",".join(map(str, shown)) or "a,b"
+        elif isinstance(shown, bool):
+            shown = str(shown).lower()
         elif shown is None:
             shown = PLACEHOLDERS[(*get_args(hints[one.name]), hints[one.name])[0]]
         words[f"{one.name.rstrip('_')}={shown}"] = one.metadata["words"]
@@ -55,7 +68,7 @@ def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | No
     rows = [row.fill(f"  {shown:<{width}}  {text}") for shown, text in words.items()]
     first, *others = [textwrap.fill(part, 80) for part in (about or "").split("\n\n")]
     text = "\n\n".join([f"{called} {kind.__doc__}", first, "\n".join(rows), *others])
-    return run_command(lambda: print(text)) or (0 if arguments else 2)
+    return run_command(lambda: print(text)) or (0 if asked else 2)
 
 
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
@@ -64,20 +77,40 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
     A field that is a list may be given several times.
     """
     hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
+    places = [one.name for one in fields(kind) if one.metadata["positional"]]  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
+        if places and not re.match(r"-|\w+=", argument):  # ./a=b is a path
+            name, equals, text = places[0], "=", argument
         if name not in hints or not equals:
-            raise ConfigError(argument, f"is not a setting; {suggest(name, hints)}, as name=value")
+            near = suggest(name.lstrip("-"), hints)
+            raise ConfigError(argument, f"is not a setting; {near}, as name=value")
         key, hint = hints[name]
         value = convert_value(hint, text, name)
         values[key] = [*values.get(key, []), value] if get_origin(hint) is list else value
     parsed = kind(**values)
-    for name, (key, hint) in hints.items():
-        if getattr(parsed, key) is None and type(None) not in get_args(hint):
-            raise ConfigError(name, f"is missing; give {name}=...")
+    for name in _list_missing(parsed):
+        raise ConfigError(name, f"is missing; give {name}=...")
     check_values(parsed)
     return parsed
+
+
+def parse_own(kind: type[T], arguments: Sequence[str]) -> tuple[T, list[str]]:
+    """Parse the arguments that `kind` has; return it, and the others, which are settings of a run.
+
+    Raises ConfigError, which names the argument.
+    """
+    names = {name.rstrip("_") for name in get_type_hints(kind)}
+    own = [one for one in arguments if one.partition("=")[0] in names or "=" not in one]
+    return parse(kind, own), [one for one in arguments if one not in own]
+
+
+def _list_missing(parsed: Any) -> list[str]:
+    """Return the names of the arguments that are required and not given."""
+    hints = get_type_hints(type(parsed))
+    none = [name for name in hints if getattr(parsed, name) is None]
+    return [name.rstrip("_") for name in none if type(None) not in get_args(hints[name])]
 
 
 def convert_value(hint: Any, text: str, path: str) -> Any:
@@ -91,8 +124,8 @@ def convert_value(hint: Any, text: str, path: str) -> Any:
         return tuple(convert_value(kinds[0], word.strip(), path) for word in words if word.strip())
     if type(None) in kinds and text == "null":
         return None
-    if bool in kinds and text in ("true", "false"):
-        return text == "true"
+    if bool in kinds and text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in kinds:
         if kind in (int, float, Path):
             with contextlib.suppress(ValueError):

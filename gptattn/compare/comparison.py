@@ -219,7 +219,7 @@ def compare(
     if not any(picked):
         names = {name for groups in grouped for name in groups}
         message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
-        raise ConfigError("--baseline", message)
+        raise ConfigError("baseline", message)
     sections = []
     for found, groups, name in zip(sets, grouped, picked, strict=True):
         row = name or typical_row(groups)

@@ -1,7 +1,7 @@
 """A run's losses over training, their mean over seeds, and losses by context and by cache.
 
 The losses over training come from metrics.jsonl; those by context and by cache were measured by
-evaluate.py. The means over training can be written for TensorBoard.
+gptattn-evaluate. The means over training can be written for TensorBoard.
 """
 
 import math
@@ -288,10 +288,10 @@ def cache_costs(section: Section) -> list[CacheCost]:
 
 def claim_board(folder: Path) -> None:
     """Make the folder for `write_board`. Raises DiskError, and ConfigError if it is not empty."""
-    with disk_errors(folder, "--board"):
+    with disk_errors(folder, "board"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise ConfigError("--board", f"{folder} is not empty; give a new folder")
+            raise ConfigError("board", f"{folder} is not empty; give a new folder")
 
 
 def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
@@ -301,7 +301,7 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
     """
     from tensorboard.summary import Writer  # takes a second
 
-    with disk_errors(folder, "--board"):
+    with disk_errors(folder, "board"):
         for section in comparison.sections:
             place = folder / _folder_name(section.title) if section.title else folder
             bands = {kind: average_rows(section, curves, kind, "step") for kind in BOARD_TAGS}

@@ -50,7 +50,7 @@ def write_report(
     across, of_sections = draw_plots(comparison, curves)
     plots = [*across, *(plot for group in of_sections for plot in group)]
     page = page_text(comparison, of_sections, across, still_open)
-    with disk_errors(out, "--out"):
+    with disk_errors(out, "out"):
         for plot in plots:
             _write(out / f"{plot.name}.svg", _standalone(plot.svg))
             _write(out / f"{plot.name}.png", plot.png)
@@ -72,7 +72,7 @@ def write_track(track: Track, out: Path) -> list[Path]:
     from gptattn.compare.plots import draw_hybrids, draw_track
 
     heading, *rows = list_cells(track)
-    with disk_errors(out, "--out"):
+    with disk_errors(out, "out"):
         _write(out / "track.csv", DataFrame(rows, columns=heading).to_csv(index=False))
         plots = [plot for plot in (draw_track(track), draw_hybrids(track)) if plot is not None]
         for plot in plots:
@@ -99,7 +99,7 @@ def claim_folder(folder: Path) -> None:
 
     Raises DiskError.
     """
-    with disk_errors(folder, "--out"):
+    with disk_errors(folder, "out"):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 

@@ -1,7 +1,7 @@
 """A run's request for data, and the data it gets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ class Request:
     cache: Path  # folder for token files
     data_name: str  # in conf/data, for messages
     tokenizer_name: str  # in conf/tokenizer
-    make: Callable[[str, dict[str, Any]], "Source"]  # (setting, its value) -> source
 
 
 class Source(ABC):

@@ -246,9 +246,9 @@ class PackageSource(PythonSource):
     """The source files of an installed package: for one in pure Python, the same on every system.
 
     `name` is what Python imports. `held_out` is the share of files to hold out; for `version`,
-    null stands for any. `even_windows` spreads the training windows evenly over the text; not for a
-    mixture, whose batches take more or fewer of its rows. Raises DataError if the package is not
-    installed, or not in this version, and ConfigError for a share out of range.
+    null stands for any. `even_windows` spreads the training windows evenly over the text. Raises
+    DataError if the package is not installed, or not in this version, and ConfigError for a share
+    out of range.
     """
 
     def __init__(

@@ -336,7 +336,7 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     DiskError if the cache cannot be used.
     """
     request = build_request(cfg, tokenizer or build_tokenizer(cfg))
-    data = request.make("data", cfg.data).load(request)
+    data = build_source(cfg).load(request)
     if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
         raise ConfigError(
             "sample.tokens", f"{request.data_name} has no text that could go on; give 0"
@@ -356,19 +356,19 @@ def build_request(cfg: TrainConfig, tokenizer: Tokenizer) -> Request:
         cache=cache_folder(cfg.cache_dir),
         data_name=f"data={cfg.choices['data']}",
         tokenizer_name=cfg.choices["tokenizer"],
-        make=partial(_build_source, cfg),
     )
 
 
-def _build_source(cfg: TrainConfig, group: str, spec: Spec) -> Source:
+def build_source(cfg: TrainConfig) -> Source:
+    """Build the source of the data, which is not read yet. Raises ConfigError, naming the field."""
     # How the text is used is nothing that its source has to know.
-    own = {key: value for key, value in spec.items() if key != MASK_DOCUMENTS}
-    found = construct(group, own, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
+    own = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
+    found = construct("data", own, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
     if isinstance(found, str):  # a function of the user's
         return PlainText([HeldText(found)])
     if not isinstance(found, Source):
         raise ConfigError(
-            f"{group}._target_",
+            "data._target_",
             "does not give text; name a gptattn.data.run_data.Source, or a function that returns "
             "a str",
         )

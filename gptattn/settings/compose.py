@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,10 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from gptattn.errors import ConfigError
 from gptattn.settings.config import (
     CONF,
-    MASK_DOCUMENTS,
     UNITS,
     Settings,
-    Spec,
     TrainConfig,
     check,
     variant_name,
@@ -82,7 +80,7 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
 def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     """Return the settings of a composed job, not yet checked; `hydra` is the job's hydra node.
 
-    Raises ConfigError for a name in `pattern`, `match_to` or `data.sources` that is no file.
+    Raises ConfigError for a name in `pattern` or `match_to` that is no file.
     """
     typed = [str(override) for override in hydra.overrides.task]
     keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
@@ -131,8 +129,6 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
                 values["position"] = {}
         if isinstance(recipe, str):
             choices["attn"] = whole or f"{recipe}:{','.join(command.pattern)}"
-    if isinstance(command.data.get("sources"), dict):
-        command.data["sources"] = _read_sources(command.data["sources"], cfg, folders)
     for file in [f for folder in folders if command.part for f in folder.glob("part/*.yaml")]:
         package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
         name = f"part.{file.stem}"
@@ -143,24 +139,6 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     kept = [o for o, key in zip(typed, keys, strict=True) if key not in ("seed", "run_dir")]
     values |= {"code_folders": sorted(map(str, found)), "overrides": kept}
     return TrainConfig(**values, choices=choices)
-
-
-def _read_sources(
-    sources: Mapping[str, Any], cfg: DictConfig, folders: Sequence[Path]
-) -> dict[str, Any]:
-    """Return the texts of a mixture with the settings in their files in conf/data."""
-    found = {}
-    for name, source in sources.items():
-        field = f"data.sources.{name}"
-        if not isinstance(source, dict):
-            raise ConfigError(field, "is not a table; give {data:text,path:FILE,weight:1}")
-        own: Spec = {}
-        if "_target_" not in source:
-            files = {"data": [str(source.get("data"))]}
-            own = read_files(f"{field}.data", files, cfg, folders)["data"]
-            own.pop(MASK_DOCUMENTS, None)  # of all texts together
-        found[name] = own | source
-    return found
 
 
 def resume_settings(

@@ -39,7 +39,7 @@ OF_COMMAND = (
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
 def meaning(key: str) -> str:
     """Return the meaning of a setting by its dotted name, or of a config group by its name."""
-    if re.sub(r"^data\.sources\.[^.]+\.", "data.", key) in PATHS:
+    if key in PATHS:
         return PLACE
     if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
         return BOUND
@@ -134,10 +134,8 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     """
     # Of tokenizers and data sources, only modules outside gptattn are hashed: for ours, the hash of
     # the text stands in.
-    sources = cfg.data.get("sources")
-    texts = sources.values() if isinstance(sources, dict) else ()
     layers = [(one.attn, *one.part.values(), one.position) for one in cfg.kinds()]
-    specs = (*chain(*layers), cfg.position, cfg.tokenizer, cfg.data, *texts)
+    specs = (*chain(*layers), cfg.position, cfg.tokenizer, cfg.data)
     specs = (*specs, cfg.optim.matrices or {})
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:

@@ -21,7 +21,7 @@ class Family:
     If several of our modules share a name in `names`, that tensor holds ours one after the other.
     """
 
-    name: str  # `model_type` in config.json, and the word after from= of convert.py
+    name: str  # `model_type` in config.json, and the word after from= of gptattn-convert
     title: str  # in messages
     architecture: str  # the class in transformers
     fixed: dict[str, Any]  # the settings that all its models share

@@ -5,8 +5,8 @@ layer, or the mean of two in a row where the second uses what the first leaves. 
 `backend=reference`, hold all T x T scores, so they are left out above T = 4,096.
 """
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from measuring.menu import Stack, add_choices, chosen, stack_of
+from gptattn.cli.arguments import option, parse
+from measuring.menu import PEERS, VARIANTS, Stack, check_peers, check_variants, stack_of
 from measuring.peers import ATTENTION_MODULES
 from measuring.rounds import (
     Measure,
-    add_rounds,
     interleave,
-    option_parser,
     print_table,
     ratio,
     set_threads,
@@ -41,24 +40,27 @@ OURS = (
 )
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = option_parser("attention", __doc__)
-    add_rounds(parser, 7)
-    add_choices(parser, OURS, list(ATTENTION_MODULES))
-    parser.add_argument("--steps", type=int, default=2, help="in each round")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="T")
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """variants=[mha,gqa+sink] peers=[]"""
+
+    variants: tuple[str, ...] = option(VARIANTS, OURS)
+    peers: tuple[str, ...] = option(PEERS, tuple(ATTENTION_MODULES))
+    lengths: tuple[int, ...] = option("tokens per row", LENGTHS)
+    rounds: int = option("in each, all take a turn", 7, least=1)
+    steps: int = option("of each in a round", 2, least=1)
+    threads: int = option("CPU threads", 2, least=1)
 
 
-def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Time all modules at all lengths; print and return milliseconds and ratios.
 
     The lengths take turns as the modules do: time per token is compared between them.
     """
+    args = parse(Arguments, arguments)
     set_threads(args.threads)
-    names = chosen(args)
-    measures = contenders(names, args.peers, args.lengths, args.steps)
+    names, peers = check_variants(args.variants), check_peers(args.peers, ATTENTION_MODULES)
+    measures = contenders(names, peers, args.lengths, args.steps)
     seconds = interleave(measures, args.rounds)
     first, shortest = f"gptattn {names[0]}", min(args.lengths)
     results: dict[str, Any] = {}
@@ -86,7 +88,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def contenders(
-    names: list[str], peers: list[str], lengths: list[int], steps: int
+    names: list[str], peers: list[str], lengths: Sequence[int], steps: int
 ) -> dict[tuple[str, int], Measure]:
     """Return what measures each module at each length."""
     found: dict[tuple[str, int], Measure] = {}

@@ -1,13 +1,14 @@
 """Two processes that share a batch, beside one with one thread and one with two.
 
-Takes the settings of train.py, as `model=nano`, on an idle machine of two cores. Each round trains
-with train.py in each way.
+It needs an idle machine of two cores. Each round trains with train.py in each way. The other
+arguments are settings of train.py.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,12 +16,12 @@ from typing import Any
 
 import torch
 
-from gptattn.errors import UserError
+from gptattn.cli.arguments import option, parse_own
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.training.preflight import preflight
-from measuring.rounds import Measure, interleave, option_parser, print_table, ratio
+from measuring.rounds import Measure, interleave, print_table, ratio
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
@@ -29,24 +30,21 @@ FLOAT32 = 4  # bytes
 IDS = 256  # of bytes
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = option_parser("ddp", __doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60, help="of each run")
-    parser.add_argument("settings", nargs="*", metavar="SETTING=VALUE", help="of train.py")
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """model=nano"""
+
+    rounds: int = option("in each, all take a turn", 5, least=1)
+    steps: int = option("of each run", 60, least=1)
 
 
-def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Measure the steps; print and return their seconds."""
-    try:
-        cfg = preflight(settings([*args.settings, *TWO])).cfg
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+    args, given = parse_own(Arguments, arguments)
+    cfg = preflight(settings([*given, *TWO])).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
-    own = (*args.settings, f"budget.steps={args.steps}")
+    own = (*given, f"budget.steps={args.steps}")
     measures: dict[str, Measure] = {
         "one process, one thread": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=1"),
         "one process, two threads": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=2"),

@@ -6,31 +6,29 @@ the mean of two layers in a row where the second uses what the first leaves. By 
 the CPU, bfloat16 on a GPU; several dtypes take turns in one run.
 """
 
-import argparse
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from gptattn.attention import CacheGroup
 from gptattn.attention.linear import prepare
+from gptattn.cli.arguments import option, parse
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import resolve_device, synchronize
 from gptattn.model.cost import count_parameters
 from gptattn.model.gpt import GPT
-from measuring.menu import Stack, add_choices, chosen, model_of, stack_of
+from measuring.menu import VARIANTS, Stack, check_variants, model_of, stack_of
 from measuring.peers import Sizes, build_transformers
 from measuring.rounds import (
-    add_rounds,
     interleave,
-    option_parser,
     print_table,
     ratio,
     set_threads,
@@ -43,27 +41,31 @@ GPT2_SMALL = Sizes(12, 12, D_MODEL, 1024, VOCABULARY)
 GREEDY = Sampling(temperature=0)
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = option_parser("decode", __doc__)
-    add_rounds(parser, 5)
-    add_choices(parser, ("mha", "gqa:attn.num_kv_heads=4", "mqa", "mha_wrapper"))
-    parser.add_argument("--only", choices=("model", "attention"))
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192], metavar="S")
-    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """variants=[mha,gqa+sink] only=attention"""
+
+    variants: tuple[str, ...] = option(
+        VARIANTS, ("mha", "gqa:attn.num_kv_heads=4", "mqa", "mha_wrapper")
+    )
+    only: Literal["model", "attention"] | None = option("model or attention; default: both")
+    lengths: tuple[int, ...] = option("tokens in the cache of one layer", (1024, 8192))
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = option("float32, bfloat16 or both", ())
+    rounds: int = option("in each, all take a turn", 5, least=1)
+    threads: int = option("CPU threads", 2, least=1)
 
 
-def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Measure what is asked for; print and return the figures."""
+    args = parse(Arguments, arguments)
     # Huge pages, for all contenders and for the memory that Reading sums.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     set_threads(args.threads)
     device = resolve_device("auto")
-    kinds = args.dtypes or ["bfloat16" if device.type == "cuda" else "float32"]
+    kinds = list(args.dtypes) or ["bfloat16" if device.type == "cuda" else "float32"]
     dtypes = [getattr(torch, kind) for kind in dict.fromkeys(kinds)]
     results: dict[str, Any] = {"device": str(device), "dtypes": kinds, "threads": args.threads}
-    names = chosen(args)
+    names = check_variants(args.variants)
     if args.only != "model":
         results["attention"] = measure_layer(names, args.lengths, args.rounds, device, dtypes[0])
     if args.only != "attention":
@@ -242,7 +244,7 @@ def share_of_reading(model: GPT, batch: int, times: Times) -> float:
 
 
 def measure_layer(
-    names: list[str], lengths: list[int], rounds: int, device: torch.device, dtype: torch.dtype
+    names: list[str], lengths: Sequence[int], rounds: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Time one layer's decoding step; print and return milliseconds and ratios.
 

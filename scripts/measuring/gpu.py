@@ -1,33 +1,35 @@
 """Checks on one GPU: what must hold before figures of `bench.py train` and `decode` mean anything.
 
-Exit code 1: a check failed, or a cell raised. `--device cpu --tiny` shows that everything runs.
+Exit code 1: a check failed, or a cell raised. `device=cpu tiny=true` shows that everything runs.
 """
 
-import argparse
 import gc
 import traceback
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
+from gptattn.cli.arguments import option, parse
+from gptattn.errors import ConfigError
 from measuring.gpu_checks import check_cells
 from measuring.gpu_lab import Cell, Lab
-from measuring.rounds import option_parser
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = option_parser("gpu", __doc__)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a CPU")
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """device=cpu tiny=true"""
+
+    device: Literal["cuda", "cpu"] = option("cuda or cpu", "cuda")
+    tiny: bool = option("true: sizes for a CPU", False)
 
 
-def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Run the checks; print and return what they found."""
+    args = parse(Arguments, arguments)
     if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("error: --device: no GPU is visible to torch; give --device cpu --tiny")
+        raise ConfigError("device", "no GPU is visible to torch; give device=cpu tiny=true")
     lab = Lab(torch.device(args.device), args.tiny)
     cells: dict[str, Cell] = {}
     for name, cell in check_cells().items():

@@ -1,55 +1,50 @@
 """What the benchmark measures: the menu's choices, named on the command line.
 
-A name is a file of conf/attn, parts joined with `+`, settings after `:` with `,` between them:
-`gqa`, `gqa+sink+gate`, `gqa:attn.num_kv_heads=4`, `mha:position=rope`.
+A name is a file of conf/attn, parts joined with `+`, and settings, each after a `:`: `gqa`,
+`gqa+sink+gate`, `gqa:attn.num_kv_heads=4`, `mha:position=rope:attn.window=256`.
 """
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Shared
-from gptattn.errors import UserError
+from gptattn.errors import ConfigError, UserError
 from gptattn.model.gpt import GPT, Block
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
+from gptattn.settings.values import suggest
 
 SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")
+# What options of several parts are.
+VARIANTS = "files of conf/attn; NAME+PART+PART adds parts, NAME:SETTING=VALUE changes settings"
+PEERS = "other libraries to measure; peers=[] for none"
 
 
-def add_choices(
-    parser: argparse.ArgumentParser, default: Sequence[str], peers: list[str] | None = None
-) -> None:
-    """Add `--variants`, of which `chosen` makes names, and `--peers`, other libraries."""
-    if peers:
-        parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="or none")
-    parser.add_argument(
-        "--variants",
-        nargs="+",
-        default=list(default),
-        metavar="NAME",
-        help="files of conf/attn; NAME+PART+PART adds parts, NAME:SETTING=VALUE changes settings",
-    )
-
-
-def chosen(args: argparse.Namespace) -> list[str]:
-    """Return the names that the command line asks for, each once; a mistake ends the script."""
-    names = list(dict.fromkeys(args.variants))
+def check_variants(names: Sequence[str]) -> list[str]:
+    """Return the names, each once. Raises ConfigError for one that is wrong."""
     for name in names:
         try:
             settings([*SIZES, *overrides_of(name)])
         except UserError as error:
-            raise SystemExit(f"error: {error}") from None
-    return names
+            raise ConfigError("variants", f"{name}: {error}") from None
+    return list(dict.fromkeys(names))
+
+
+def check_peers(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return the names. Raises ConfigError for one that is not known."""
+    for name in names:
+        if name not in known:
+            raise ConfigError("peers", f"{name!r} is unknown; {suggest(name, known)}, or []")
+    return list(names)
 
 
 def overrides_of(name: str) -> list[str]:
     """Return the overrides of a name."""
-    choice, _, changes = name.partition(":")
+    choice, *changes = name.split(":")
     variant, *parts = choice.split("+")
     part = [f"part=[{','.join(parts)}]"] if parts else []
-    return [f"attn={variant}", *part, *(change for change in changes.split(",") if change)]
+    return [f"attn={variant}", *part, *changes]
 
 
 def model_of(name: str, *more: str) -> GPT:
@@ -87,7 +82,7 @@ def stack_of(name: str, context: int) -> Stack:
     """Build one attention layer of GPT-2 small, or if what layers leave is used, two in a row.
 
     A name that changes `model.num_layers` gets as many, such as
-    `cross_layer:attn.share=3,model.num_layers=3`.
+    `cross_layer:attn.share=3:model.num_layers=3`.
     """
     blocks = model_of(name, f"model.context_length={context}", "model.num_layers=2").layers()
     layers = [block.attention for block in blocks]

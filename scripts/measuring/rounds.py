@@ -1,6 +1,5 @@
 """What all parts of the benchmark share: interleaved rounds, and their medians and ratios."""
 
-import argparse
 import gc
 import os
 import random
@@ -16,18 +15,6 @@ from rich.table import Table
 
 Name = TypeVar("Name")  # of a contender
 Measure = Callable[[], float]  # builds and warms up a contender; returns seconds per unit of work
-
-
-def option_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a part of this name."""
-    form = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(f"bench.py {name}", description=doc, formatter_class=form)
-
-
-def add_rounds(parser: argparse.ArgumentParser, rounds: int | None) -> None:
-    """Add the options of all parts that interleave on a CPU."""
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--threads", type=int, default=2)
 
 
 def interleave(

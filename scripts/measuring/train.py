@@ -13,17 +13,16 @@ a ratio is between contenders of the same one; in bf16-mixed plain loops compute
 torch's autocast, as `train.py` does.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +30,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
+from gptattn.cli.arguments import option, parse
 from gptattn.data.sampler import Batch, TrainingStream, training_batch
 from gptattn.machine.device import (
     matmul_flops_per_second,
@@ -47,13 +47,11 @@ from gptattn.settings.compose import settings
 from gptattn.settings.config import Precision, TrainConfig
 from gptattn.training.preflight import DTYPES, preflight
 from gptattn.training.run import train
-from measuring.menu import add_choices, chosen, overrides_of
+from measuring.menu import PEERS, VARIANTS, check_peers, check_variants, overrides_of
 from measuring.peers import LANGUAGE_MODELS, Sizes
 from measuring.rounds import (
     Measure,
-    add_rounds,
     interleave,
-    option_parser,
     print_table,
     ratio,
     set_threads,
@@ -89,34 +87,40 @@ SIZE_ON_GPU = Size("gpt2_small", 16, 1024, 50304, warm_up=5, steps=10, rounds=3)
 MEMORY = Size("gpt2_small", 4, 512, 50304, warm_up=1, steps=2, rounds=1)
 
 
-def new_parser() -> argparse.ArgumentParser:
-    """Return the parser of the options."""
-    parser = option_parser("train", __doc__)
-    add_rounds(parser, None)
-    add_choices(parser, ("mha", "gqa", "mqa", "mha_wrapper"), list(LANGUAGE_MODELS))
-    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
-    precisions, usual = ["32-true", "bf16-mixed"], ["bf16-mixed" if ON_GPU else "32-true"]
-    parser.add_argument("--precisions", nargs="+", choices=precisions, default=usual)
-    parser.add_argument("--skip-memory", action="store_true")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    return parser
+@dataclass(frozen=True)
+class Arguments:
+    """sizes=[nano] variants=[mha,gqa+sink] peers=[]"""
+
+    variants: tuple[str, ...] = option(VARIANTS, ("mha", "gqa", "mqa", "mha_wrapper"))
+    peers: tuple[str, ...] = option(PEERS, tuple(LANGUAGE_MODELS))
+    sizes: tuple[Literal["nano", "char", "gpt2_small"], ...] = option(
+        "of the models, on a CPU", tuple(SIZES)
+    )
+    precisions: tuple[Literal["32-true", "bf16-mixed"], ...] = option(
+        "32-true, bf16-mixed or both", ("bf16-mixed" if ON_GPU else "32-true",)
+    )
+    rounds: int | None = option("in each, all take a turn; default: by size", least=1)
+    threads: int = option("CPU threads", 2, least=1)
+    memory: bool = option("false: only speed", True)
+    memory_of: str | None = option("only the memory of this one, in this process")
 
 
-def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Measure speed at each size, and memory; print and return the figures."""
+    args = parse(Arguments, arguments)
     if args.memory_of:
         torch.set_num_threads(args.threads)
         return {"peak_mb": peak_mb(args.memory_of)}, 0
     set_threads(args.threads)
-    names = chosen(args)
+    names, peers = check_variants(args.variants), check_peers(args.peers, LANGUAGE_MODELS)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         text = random_text(Path(folder))
         for name in ["gpt2_small"] if ON_GPU else args.sizes:
             size = SIZE_ON_GPU if ON_GPU else SIZES[name]
-            results[name] = measure_speed(size, names, text, args)
-    if not (args.skip_memory or ON_GPU):
-        results["memory_mb"] = measure_memory(names, args)
+            results[name] = measure_speed(size, names, peers, text, args)
+    if args.memory and not ON_GPU:
+        results["memory_mb"] = measure_memory(names, peers, args.threads)
     return {"threads": args.threads, "results": results}, 0
 
 
@@ -124,13 +128,13 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 
 def measure_speed(
-    size: Size, names: list[str], text: Path, args: argparse.Namespace
+    size: Size, names: list[str], peers: list[str], text: Path, args: Arguments
 ) -> dict[str, Any]:
     """Time all contenders at one size in each precision; print and return tokens/s and ratios."""
     measures = {
         (precision, name): seconds_of
         for precision in args.precisions
-        for name, seconds_of in contenders(size, names, text, precision, args.peers).items()
+        for name, seconds_of in contenders(size, names, text, precision, peers).items()
     }
     rounds = args.rounds or size.rounds
     seconds = interleave(measures, rounds, seed=1)
@@ -281,13 +285,13 @@ def random_text(folder: Path) -> Path:
 # Memory
 
 
-def measure_memory(names: list[str], args: argparse.Namespace) -> dict[str, float]:
+def measure_memory(names: list[str], peers: list[str], threads: int) -> dict[str, float]:
     """Measure each contender in a process of its own; print and return the peak MB."""
-    own, peers = [f"train.py {name}" for name in names], args.peers
-    script, options = ROOT / "scripts" / "bench.py", ["train", "--threads", str(args.threads)]
+    own = [f"train.py {name}" for name in names]
+    script, options = ROOT / "scripts" / "bench.py", ["train", f"threads={threads}"]
     peaks: dict[str, float] = {}
     for contender in (*own, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):
-        command = [sys.executable, str(script), *options, "--memory-of", contender]
+        command = [sys.executable, str(script), *options, f"memory_of={contender}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         peaks[contender] = json.loads(done.stdout.splitlines()[-1])["peak_mb"]
     base = min(peaks[peer] for peer in peers) if peers else peaks[own[0]]

@@ -2,23 +2,33 @@
 
 import re
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from interrupted import content
 
 from gptattn.cli.arguments import parse
+from gptattn.cli.commands import compare
 from gptattn.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    "name", ["generate", "convert", "attention_map", "evaluate", "prepare", "recipes"]
+    "name", ["generate", "convert", "attention_map", "evaluate", "prepare", "recipes", "new"]
 )
-def test_the_help_of_a_script_fits_80_columns(name, call):
+def test_the_help_of_a_command_fits_80_columns(name, call):
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"{name} ")
     assert [line for line in out.splitlines() if len(line) > 80] == []
     assert call(name)[0] == 2
+
+
+def test_compare_takes_folders_without_a_name_and_options_with_one():
+    given = ["outputs/a", "./b=c", "d", "baseline=gqa 1", "files=false", "out=there"]
+    expected = [Path("outputs/a"), Path("b=c"), Path("d")]
+    parsed = parse(compare.Arguments, given)
+    assert parsed == compare.Arguments(expected, "gqa 1", Path("there"), files=False)
+    assert parse(compare.Arguments, ["markdown=True"]).folder == [Path("outputs")]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +41,9 @@ def test_the_help_of_a_script_fits_80_columns(name, call):
         ("generate", ["prompt=L"], "run: is missing; give run="),
         ("convert", ["from=a", "to=gqa", "seed=-1"], "seed: -1 is out of range; give 0 or more"),
         ("evaluate", ["run=a", "lengths=[4,long]"], "lengths: 'long' is a str; give"),
+        ("compare", ["a", "--markdown"], "--markdown: is not a setting; did you mean markdown?"),
+        ("compare", ["a", "markdown=yes"], "markdown: 'yes' is a str; give true or false"),
+        ("compare", ["a=b"], "a=b: is not a setting; one of baseline"),
     ],
 )
 def test_a_mistake_names_its_argument(name, arguments, said):
@@ -54,6 +67,8 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("attention_map", ["prompt=a", "layer=2"], 2, "layer: 2 does not exist; give 0 to 1"),
         ("evaluate", ["lengths=[0]"], 2, "lengths: 0 is not a positive number"),
         ("evaluate", ["lengths=[1000]"], 2, "lengths: 1000 is longer than the held-out text"),
+        ("compare", ["board=b", "markdown=true"], 2, "board: writes files, and markdown=true none"),
+        ("compare", ["ship=true", "files=false"], 2, "ship: writes files, and files=false none"),
         ("recipes", ["cache_bytes=much"], 2, "cache_bytes: 'much' is not a size; give 1000000, "),
     ],
 )
@@ -64,6 +79,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     given = {
         "convert": [f"from={run}", f"out={out}"],
         "attention_map": [f"run={run}", f"out={out}"],
+        "compare": [str(run)],
         "recipes": [],
     }
     before = content(run)

@@ -1,4 +1,4 @@
-"""scripts/attention_map.py: what it writes and prints."""
+"""gptattn-attention-map: what it writes and prints."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def save(folder: Path, *overrides: str) -> Path:
-    """Write a folder as scripts/convert.py does: two layers of six heads, a context of 11."""
+    """Write a folder as gptattn-convert does: two layers of six heads, a context of 11."""
     model = build_gpt(*overrides, vocab_size=256, std=0.3)
     save_model(folder, settings(*SMALL, *overrides), model, ByteTokenizer())
     return folder

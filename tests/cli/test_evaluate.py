@@ -1,4 +1,4 @@
-"""scripts/evaluate.py: what it prints, writes, leaves alone and refuses."""
+"""gptattn-evaluate: what it prints, writes, leaves alone and refuses."""
 
 import json
 import shutil

@@ -104,7 +104,7 @@ def test_the_fronts_of_a_task_are_of_accuracy(tmp_path):
 @pytest.mark.usefixtures("undrawn")
 def test_tensorboard_shows_mean_and_band(sweep, tmp_path, capsys):
     board = tmp_path / "bands"
-    report(sweep, "--out", tmp_path / "out", "--board", board)
+    report(sweep, f"out={tmp_path / 'out'}", f"board={board}")
     lines = ("mean", "low", "high")
     assert {p.name for p in board.iterdir()} == {f"{v} {k}" for v in LOSSES for k in lines}
     values = {}
@@ -121,8 +121,8 @@ def test_tensorboard_shows_mean_and_band(sweep, tmp_path, capsys):
     assert values["mean"] == pytest.approx(losses.mean())
     assert values["high"] - values["mean"] == pytest.approx(half, rel=1e-4)
     assert values["mean"] - values["low"] == pytest.approx(half, rel=1e-4)
-    report(sweep, "--out", tmp_path / "out", "--board", board, code=2)
-    assert "--board: " in capsys.readouterr().err
+    report(sweep, f"out={tmp_path / 'out'}", f"board={board}", code=2)
+    assert "board: " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -144,11 +144,11 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path):
 
 
 def test_markdown_and_no_files_write_nothing(sweep, tmp_path, capsys):
-    report(sweep, "--markdown", "--out", tmp_path / "out")
+    report(sweep, "markdown=true", f"out={tmp_path / 'out'}")
     shown = capsys.readouterr().out
     assert shown.startswith("| variant | n | val loss | vs mha |")
     assert "| mqa | 5 |" in shown
-    report(sweep, "--no-files", "--out", tmp_path / "out")
+    report(sweep, "files=false", f"out={tmp_path / 'out'}")
     assert "gqa is worse than mha by 0.1200 nats" in " ".join(capsys.readouterr().out.split())
     assert list(tmp_path.iterdir()) == []
 

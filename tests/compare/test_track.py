@@ -424,7 +424,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
         kept.summary_file.write_text(json.dumps(record | {"metrics": record["metrics"] | bits}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(SHIPPED, "track", tmp_path / "shipped")
-    report(home, "--ship")
+    report(home, "ship=true")
     out, err = capfd.readouterr()
     # Seeds add 0.003 on average to the baseline, 0.044 to the entry: 2 ** -0.041 = 0.972.
     assert re.search(r"gqa \* 3 .* \+0\.0410 ± .* 0\.97 \(0\.9. to 0\.98\)", out)
@@ -437,7 +437,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
     assert gqa.fingerprint == compute_fingerprint(gqa.list_overrides("track"))
     for folder in home.glob("mha_*_000050"):  # the shipped baseline takes their place
         shutil.rmtree(folder)
-    report(home, "--ship")  # and stays in its file, beside what was trained again
+    report(home, "ship=true")  # and stays in its file, beside what was trained again
     assert [one.steps for one in read_shipped(tmp_path / "shipped")] == [100, 50, 100, 200]
     assert "once for this code" not in capfd.readouterr().err
     report(tmp_path / "shipped")

@@ -18,7 +18,6 @@ def request(cache: Path, tokenizer: Tokenizer | None = None, **given: Any) -> Re
         "mask_documents": False,
         "data_name": "data=text",
         "tokenizer_name": "byte",
-        "make": lambda field, spec: spec["source"],
     }
     return Request(tokenizer=tokenizer or ByteTokenizer(), cache=cache, **settings | given)
 

@@ -1,4 +1,4 @@
-"""`data=bin` reads ids as other projects write them, and what scripts/prepare.py wrote."""
+"""`data=bin` reads ids as other projects write them, and what gptattn-prepare wrote."""
 
 import json
 import os

@@ -50,7 +50,6 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "data=hf": [f"data.path={rows}", "validation.fraction=0.2"],
         "data=bin": [f"data.path={ids}"],
         "data=package": ["data.name=networkx", "data.version=null"],  # a quarter of sympy's text
-        "data=mixture": ["data.sources={a:{data:pydocs,weight:1},b:{data:stdlib,weight:1}}"],
         "tokenizer=none": ["data=copy"],
         "tokenizer=gpt2": [f"tokenizer.path={bpe(folder / 'bpe')}"],
     } | dict.fromkeys(OF_SHAKESPEARE, text)

@@ -34,8 +34,8 @@ def test_a_whole_record_is_searched_for_foreign_targets():
     own = {"_target_": "gptattn.attention.MultiHeadAttention"}
     board = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
     check_targets({"attn": own, "logger": {"csv": board}}, [])
-    foreign = {"data": {"sources": [{"_target_": "shutil.copyfile"}]}}
-    with pytest.raises(ConfigError, match=r"^data\.sources\._target_: shutil"):
+    foreign = {"logger": {"mine": [{"_target_": "shutil.copyfile"}]}}
+    with pytest.raises(ConfigError, match=r"^logger\.mine\._target_: shutil"):
         check_targets(foreign, [])
     check_targets(foreign, ["shutil"])
 

@@ -38,10 +38,10 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
     [
         ("seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer", BOUND),
         ("budget budget.steps budget.tokens", LENGTH),
-        ("data.path data.val_path data.sources.a.path tokenizer.path", PLACE),
+        ("data.path data.val_path tokenizer.path", PLACE),
         ("log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y", VIEW),
         ("attn.scale part.gate.granularity pattern[0] model batch_size trainer.precision", RESULT),
-        ("data.mask_documents data.sources.a.weight data.sources.a.pattern", RESULT),
+        ("data.mask_documents", RESULT),
     ],
 )
 def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names, expected):

@@ -1,1 +1,1 @@
-"""The commands besides training. Each has a thin file in scripts/ that calls it."""
+"""The commands besides training, each of them gptattn-NAME."""

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -37,13 +36,13 @@ if not here."""
 DROPOUT = 0.4
 
 
-def main() -> NoReturn:
-    """Run `gptattn-check OVERRIDE...`. Exits with the codes of `gptattn.errors`."""
+def main() -> int:
+    """Run `gptattn-check OVERRIDE...`. Returns a code of `gptattn.errors`."""
     overrides = [_read_flag(argument) for argument in sys.argv[1:]]
     if not overrides or {"-h", "--help"} & {*overrides}:
         print(HELP)
-        sys.exit(0 if overrides else 2)
-    sys.exit(run_command(lambda: check(overrides)))
+        return 0 if overrides else 2
+    return run_command(lambda: check(overrides))
 
 
 def _read_flag(argument: str) -> str:

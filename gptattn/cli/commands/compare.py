@@ -1,84 +1,78 @@
 """Compare finished runs: a table, and a page with intervals, tests and plots."""
 
-import argparse
 import shlex
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED, find_experiment, one_line, read_runs
 from gptattn.errors import ConfigError
 from gptattn.machine.console import StdoutConsole
-from gptattn.machine.ending import run_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gptattn.compare.comparison import Comparison
     from gptattn.compare.finished_runs import Run
     from gptattn.compare.track import Entry
 
 
-def main() -> NoReturn:
-    """Run `gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "folders",
-        nargs="*",
-        type=Path,
-        default=[Path("outputs")],
-        help="run or sweep folders, or benchmarks/track; default: outputs",
+@dataclass(frozen=True)
+class Arguments:
+    """outputs/attention_suite markdown=true"""
+
+    folder: list[Path] = option(
+        "of runs or sweeps, or benchmarks/track; folder= may be left out, and several may be given",
+        [Path("outputs")],
+        positional=True,
     )
-    parser.add_argument("--baseline", metavar="NAME", help="row to compare with; default: mha")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
+    baseline: str | None = option("the row to compare with; default: mha")
+    out: Path | None = option("where the files go; default: comparison in the first folder")
+    files: bool = option("false: print only", True)
+    markdown: bool = option("true: only print the table, as Markdown", False)
+    board: Path | None = option(
+        "a new folder, for each variant's mean and interval for TensorBoard"
     )
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--no-files", action="store_true", help="print only; write no files")
-    kind.add_argument(
-        "--markdown", action="store_true", help="print the table as Markdown; write no files"
+    ship: bool = option(
+        "true, for the attention track: also write each entry to benchmarks/, to be shipped", False
     )
-    kind.add_argument(
-        "--board",
-        type=Path,
-        metavar="DIR",
-        help="also write each variant's mean and interval for TensorBoard, into a new folder",
-    )
-    kind.add_argument(
-        "--ship",
-        action="store_true",
-        help="attention track: also write each entry to benchmarks/, to be shipped",
-    )
-    args = parser.parse_args()
-    sys.exit(run_command(lambda: _report(args)))
 
 
-def _report(args: argparse.Namespace) -> None:
-    """Compare the runs, then print or write what was asked."""
+def run(arguments: Sequence[str]) -> None:
+    """Compare the runs, then print or write what was asked.
+
+    Raises a UserError for wrong arguments, and if a folder has no finished run.
+    """
+    args = parse(Arguments, arguments)
+    for name in ("board", "ship"):
+        if getattr(args, name) and (args.markdown or not args.files):
+            which = "markdown=true" if args.markdown else "files=false"
+            raise ConfigError(name, f"writes files, and {which} none; leave one of them out")
     homes = {folder: experiment for experiment, folder in SHIPPED.items()}
-    if len(args.folders) == 1 and args.folders[0].resolve() in homes:
+    if len(args.folder) == 1 and args.folder[0].resolve() in homes:
         if args.ship:
-            raise ConfigError("--ship", "these entries are shipped already; leave it out")
-        _report_track(args, [], [], homes[args.folders[0].resolve()])
+            raise ConfigError("ship", "these entries are shipped already; leave it out")
+        _report_track(args, [], [], homes[args.folder[0].resolve()])
         return
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
-    runs, skipped = read_runs(args.folders)
+    runs, skipped = read_runs(args.folder)
     if (experiment := find_experiment(runs)) is not None:
         _report_track(args, runs, skipped, experiment)
         return
 
     if args.ship:
-        raise ConfigError("--ship", "these are not runs of the attention track; leave it out")
+        raise ConfigError("ship", "these are not runs of the attention track; leave it out")
 
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import markdown_table, report_rows, warning_lines
 
     comparison = compare(
         runs,
-        folders=[one_line(str(folder)) for folder in args.folders],
+        folders=[one_line(str(folder)) for folder in args.folder],
         baseline=args.baseline,
         skipped=skipped,
     )
@@ -97,16 +91,16 @@ def _report(args: argparse.Namespace) -> None:
 
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_report
 
-    still_open = describe_open_sweeps(args.folders)
+    still_open = describe_open_sweeps(args.folder)
     for line in still_open:
         print(f"open: {line}", file=sys.stderr)
-    if args.no_files:
+    if not args.files:
         _print(comparison)
         return
 
     from gptattn.compare.curves import claim_board, read_all_curves, write_board
 
-    first = args.folders[0]
+    first = args.folder[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = args.out or beside / "comparison"
     claim_folder(out)
@@ -122,7 +116,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _report_track(
-    args: argparse.Namespace, runs: "Sequence[Run]", skipped: "Sequence[str]", experiment: str
+    args: Arguments, runs: Sequence["Run"], skipped: Sequence[str], experiment: str
 ) -> None:
     """Print the attention track with these runs in it; write track.csv and its figure."""
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
@@ -143,11 +137,11 @@ def _report_track(
     from gptattn.settings.identity import flat, result_settings
     from gptattn.training.fingerprint import FingerprintCache, agrees
 
-    for option in ("baseline", "board"):
-        if getattr(args, option):
-            raise ConfigError(f"--{option}", "does not apply to the attention track; leave it out")
+    for name in ("baseline", "board"):
+        if getattr(args, name):
+            raise ConfigError(name, "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
-        f"open: {one}" for one in describe_open_sweeps(args.folders)
+        f"open: {one}" for one in describe_open_sweeps(args.folder)
     ]:
         print(line, file=sys.stderr)
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
@@ -172,8 +166,8 @@ def _report_track(
     console.print(cells_table(cells, "The attention track", console.width))
     for note in notes:
         console.print(f"- {note}")
-    if track.rows and not args.no_files and (runs or args.out):
-        out = args.out or args.folders[0] / "comparison"
+    if track.rows and args.files and (runs or args.out):
+        out = args.out or args.folder[0] / "comparison"
         claim_folder(out)
         for picture in write_track(track, out):
             print(f"figure: {picture}")
@@ -196,3 +190,6 @@ def _print(comparison: "Comparison") -> None:
     print_tables(comparison, StdoutConsole(highlight=False, markup=False, emoji=False))
     for line in warning_lines(comparison):
         print(f"warning: {line}", file=sys.stderr)
+
+
+main = partial(run_script, run, Arguments, __doc__)

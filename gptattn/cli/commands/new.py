@@ -1,28 +1,33 @@
 """Writes a small variant that trains at once, with its settings and its test, for you to change."""
 
-import argparse
 import keyword
 import re
-import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
-from typing import NoReturn
 
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.errors import ConfigError
-from gptattn.machine.ending import run_command
 from gptattn.settings.config import CONF
 
 TEMPLATES = files("gptattn.cli") / "new_variant"
 
 
-def main() -> NoReturn:
-    """Run `gptattn-new NAME`. Exits with the codes of `gptattn.errors`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", help="of the module and of attn=NAME, such as mine")
-    name = parser.parse_args().name
-    sys.exit(run_command(lambda: print(_describe(write_variant(name), name))))
+@dataclass(frozen=True)
+class Arguments:
+    """mine"""
+
+    name: str = option("of the module and of attn=NAME; name= may be left out", positional=True)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Write the variant, and print what to type next. Raises ConfigError, naming `name`."""
+    name = parse(Arguments, arguments).name
+    print(_describe(write_variant(name), name))
 
 
 def write_variant(name: str) -> list[Path]:
@@ -62,3 +67,6 @@ def _describe(written: list[Path], name: str) -> str:
     width = max(map(len, steps))
     rows = [f"  {step:<{width}}  # {what}" for step, what in steps.items()]
     return "\n".join([f"wrote {', '.join(map(str, written))}", "next:", *rows])
+
+
+main = partial(run_script, run, Arguments, __doc__)

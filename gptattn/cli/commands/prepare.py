@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gptattn import command
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import option, parse_own, run_script
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,13 @@ def run(arguments: Sequence[str]) -> None:
     from gptattn.data.bin_files import choose_tokenizer
     from gptattn.data.tokens import TokenSource, make_tokens
     from gptattn.errors import ConfigError
-    from gptattn.settings.build import build_request, build_tokenizer
+    from gptattn.settings.build import build_request, build_source, build_tokenizer
     from gptattn.settings.compose import settings
 
-    own = [argument for argument in arguments if argument.partition("=")[0] == "to"]
-    args = parse(Arguments, own)
-    cfg = settings([argument for argument in arguments if argument not in own])
+    args, others = parse_own(Arguments, arguments)
+    cfg = settings(others)
     request = build_request(cfg, build_tokenizer(cfg))
-    source = request.make("data", cfg.data)
+    source = build_source(cfg)
     if not isinstance(source, TokenSource):
         raise ConfigError(
             "data", f"{request.data_name} is not one text, and needs no preparation; give a text"

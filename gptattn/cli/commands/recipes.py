@@ -6,12 +6,12 @@ settings of train.py, such as model=gpt2_small; the default is model=deep.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
 from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import option, parse_own, run_script
 from gptattn.errors import ConfigError
 from gptattn.model.cost import count_cache, count_parameters
 from gptattn.model.gpt import GPT
@@ -35,18 +35,12 @@ def list_fitting(arguments: Sequence[str]) -> None:
 
     Raises ConfigError, which names the argument.
     """
-    names = {one.name for one in fields(Arguments)}
-    own = [one for one in arguments if one.partition("=")[0] in names or "=" not in one]
-    args = parse(Arguments, own)
+    args, others = parse_own(Arguments, arguments)
     most = read_bytes(args.cache_bytes)
-    for one in arguments:
+    for one in others:
         if one.startswith("recipe="):
             raise ConfigError("recipe", "all are listed; leave it out")
-    given = [
-        "model=deep",
-        f"model.context_length={args.context}",
-        *(one for one in arguments if one not in own),
-    ]
+    given = ["model=deep", f"model.context_length={args.context}", *others]
     build_recipe("llama3", *given)  # what is wrong in any recipe is an error
     caches, rows, left_out = dict[str, int](), dict[str, str](), list[str]()
     for name in list_recipes():
