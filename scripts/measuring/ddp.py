@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from gptattn.build.model import build_model
 from gptattn.errors import UserError
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.training.preflight import preflight
 from measuring.rounds import Measure, interleave, option_parser, print_table, ratio

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Shared
+from gptattn.build.model import build_model
 from gptattn.errors import UserError
 from gptattn.model.gpt import GPT, Block
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 
 SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")

@@ -8,10 +8,10 @@ import torch
 from loading import documents, load, request
 from support import TEXT
 
+from gptattn.build.data import build_data
 from gptattn.data.mixture import Mixture, MixtureData
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.build import build_data
 from gptattn.settings.compose import settings
 
 T = 8
