@@ -49,13 +49,13 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
     """Print the report's tables of the finished runs, and why the others failed."""
     if done:
         from gptattn.compare.comparison import compare
-        from gptattn.compare.finished_runs import find_shipped, read_runs
+        from gptattn.compare.finished_runs import find_experiment, read_runs
         from gptattn.compare.table import print_tables, warning_lines
 
         runs = read_runs(done)[0]
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
-        if find_shipped(runs) is None:  # the attention track has a table of its own
+        if find_experiment(runs) is None:  # the attention track has a table of its own
             comparison = compare(runs, folders=folders)
             print_tables(comparison, console)
             for line in warning_lines(comparison):
