@@ -1,13 +1,11 @@
 """Makes the Comparison, the source of tables, words, plots and the page.
 
-The file has the Comparison's contents first, then its sections and rows, then the changes between
-sections.
+The file has the Comparison's contents first, then its sections and rows.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ from pandas import DataFrame
 from gptattn.compare import statistics
 from gptattn.compare.finished_runs import Run, at_first_budgets, without_replaced
 from gptattn.compare.groups import (
-    COMPARED_ACROSS,
-    MATRICES,
     Groups,
     comparable_sets,
     group_runs,
@@ -26,14 +22,10 @@ from gptattn.compare.groups import (
     typical_row,
 )
 from gptattn.compare.setting_differences import (
-    OF_BLOCK,
-    OPEN,
-    WIDTH,
     differences_in_provenance,
     differences_in_settings,
 )
 from gptattn.compare.statistics import (
-    Change,
     Difference,
     Estimate,
     Interval,
@@ -43,7 +35,6 @@ from gptattn.compare.statistics import (
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import (
     ACCURACY,
-    BITS,
     CACHE,
     FLOPS,
     LOSS,
@@ -60,13 +51,6 @@ COSTS = {
     "cache": CACHE,
     "flops": FLOPS,
     "speed": SPEED,
-}
-# Prefixes of the settings that an axis stands for.
-OWN = {
-    "block": OF_BLOCK,
-    "precision": ("trainer.precision",),
-    "optim": (MATRICES,),
-    "tokenizer": ("tokenizer.",),
 }
 
 
@@ -124,26 +108,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Across:
-    """What changes between two sections that differ in one setting only, by row name.
-
-    Each of the two families has its own correction. Between tokenizers the baseline may be the only
-    row, and then there are no gaps.
-    """
-
-    setting: str  # the axis, one of groups.COMPARED_ACROSS
-    where: str  # what else distinguishes these two from other sections; "" for nothing
-    first: str  # the first section's title, in this setting
-    second: str
-    baseline: str  # of both
-    losses: Mapping[str, Change]  # of the common rows: the baseline, then by first loss
-    gaps: Mapping[str, Change]  # loss minus the baseline's
-    others: list[str]  # other settings that differ between the two sections' rows
-    metric: str = LOSS  # of `losses`, in nats; val/bits_per_byte between tokenizers
-    token_bytes: tuple[float, float] | None = None  # of each tokenizer
-
-
-@dataclass(frozen=True)
 class Comparison:
     """The whole report."""
 
@@ -151,7 +115,6 @@ class Comparison:
     sections: list[Section]
     warnings: list[str]
     skipped: list[str]
-    across: list[Across] = field(default_factory=list)
 
     @property
     def runs(self) -> list[Run]:
@@ -248,7 +211,6 @@ def compare(
         sections,
         [*extended, *differences_in_provenance(runs)],
         [*skipped, *replaced, *copies],
-        compare_across(sections),
     )
 
 
@@ -268,7 +230,7 @@ def make_section(
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
-    differences = _differences_to(baseline, others, groups)
+    differences = compare_family(groups, baseline, others)
     rows = [
         Row(
             name,
@@ -290,8 +252,8 @@ def make_section(
         rest = [name for name in others if name != leader]
         pairs = math.comb(len(others), 2)
         rivals = [
-            *_differences_to(leader, [baseline], groups, tested).values(),
-            *_differences_to(leader, rest, groups, pairs).values(),
+            *compare_family(groups, leader, [baseline], tested).values(),
+            *compare_family(groups, leader, rest, pairs).values(),
         ]
     # Two rows that are not the baseline only differ if one of them differs from it: if all variants
     # are equal, a false claim here needs a false claim against the baseline first.
@@ -306,14 +268,6 @@ def make_section(
         [row.name for row in rows if row.name not in {leader, *distinct}],
         [*warnings, *apart],
     )
-
-
-def _differences_to(
-    reference: str, names: Sequence[str], groups: Groups, comparisons: int | None = None
-) -> dict[str, Difference]:
-    pairs = {(reference, name): [groups[reference], groups[name]] for name in names}
-    changes = compare_family(pairs, comparisons=comparisons)
-    return {name: change.difference for name, change in changes.items()}
 
 
 def estimate_rows(
@@ -382,66 +336,3 @@ def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, s
         losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in known]
         fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
     return fronts
-
-
-def compare_across(sections: Sequence[Section]) -> list[Across]:
-    """Return one Across per pair of sections that can be compared.
-
-    They differ in one of COMPARED_ACROSS only, have the same baseline, and share another row.
-    Between tokenizers the baseline is enough: no section has both.
-    """
-    found = [_across(first, second) for first, second in combinations(sections, 2)]
-    return [across for across in found if across is not None]
-
-
-def _across(one: Section, other: Section) -> Across | None:
-    axes = [axis for axis, part in one.parts.items() if part != other.parts[axis]]
-    if len(axes) != 1 or axes[0] not in COMPARED_ACROSS or one.baseline != other.baseline:
-        return None
-    (axis,), baseline, before, after = axes, one.baseline, one.groups, other.groups
-    tokenizers = axis == "tokenizer"
-    runs = [run for members in (*before.values(), *after.values()) for run in members]
-    if tokenizers and not all("val_bytes" in run.data for run in runs):
-        return None
-    metric = BITS if tokenizers else LOSS
-    first, second = (each.parts[axis] or f"another {axis}" for each in (one, other))
-    # The baseline first, then by loss, as in the first section.
-    shared = [name for name in before if name in after]
-    losses = compare_family({(first, name): [before[name], after[name]] for name in shared}, metric)
-    bases = before[baseline], after[baseline]
-    gaps = compare_family(
-        {
-            (baseline, name): [before[name], bases[0], after[name], bases[1]]
-            for name in shared
-            if name != baseline
-        },
-        metric,
-    )
-    if not (losses if tokenizers else gaps):
-        return None
-    others = [_other_settings(axis, before[name][0], after[name][0]) for name in shared]
-    return Across(
-        axis,
-        one.title_without(axis),
-        first,
-        second,
-        baseline,
-        losses,
-        gaps,
-        sorted(set[str]().union(*others)),
-        metric,
-        (_token_bytes(bases[0][0]), _token_bytes(bases[1][0])) if tokenizers else None,
-    )
-
-
-def _token_bytes(run: Run) -> float:
-    """Return the bytes per held-out token."""
-    return int(run.data["val_bytes"]) / int(run.data["val_tokens"])
-
-
-def _other_settings(axis: str, before: Run, after: Run) -> set[str]:
-    """Return what differs between two runs beside the axis: a group with files, or a setting."""
-    changed = {key for key, _ in before.settings.items() ^ after.settings.items()}
-    # Sections agree in width, except where `match` chose it.
-    changed = {key for key in changed if key != WIDTH and not key.startswith(OWN[axis])}
-    return {key.split(".")[0] if key.startswith(OPEN) else key for key in changed}

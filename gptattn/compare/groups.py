@@ -30,8 +30,6 @@ Groups = dict[str, list[Run]]
 
 # With one variant, these are compared, as rows of a section; with several, each is a section.
 ROWS_OR_SECTIONS = ("block", "precision", "optim")
-# Sections that differ in only one of these are compared with each other.
-COMPARED_ACROSS = (*ROWS_OR_SECTIONS, "tokenizer")
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
 MATRICES = "optim.matrices"  # their rule; without one they use AdamW, like everything else

@@ -11,13 +11,13 @@ import numpy as np
 from pandas import DataFrame
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import COSTS, Across, Comparison, Section
+from gptattn.compare.comparison import COSTS, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.groups import axes_of
 from gptattn.compare.setting_differences import count_values, environments
 from gptattn.compare.statistics import Difference
-from gptattn.compare.table import evaluation_tables, section_table, tables_across
+from gptattn.compare.table import evaluation_tables, section_table
 from gptattn.compare.track import Track, list_cells
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.metrics import LOSS
@@ -134,7 +134,6 @@ def page_text(
             }
             for section, own in zip(comparison.sections, plots, strict=True)
         ],
-        wholes=tables_across(comparison),
         across=across,
         axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),
@@ -200,8 +199,6 @@ def _fields(node: Any) -> Any:
             }
         case Difference():
             return vars(node) | {"shown": node.shown}
-        case Across():
-            return vars(node) | {"words": verdicts.across_words(node)}
         case np.ndarray():
             return node.tolist()
         case Path():

@@ -14,7 +14,7 @@ line should be reported before that.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -191,15 +191,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Change:
-    """Means over the common seeds of two figures, and their difference, after minus before."""
-
-    before: float
-    after: float
-    difference: Difference
-
-
-@dataclass(frozen=True)
 class Paired:
     """Values at the seeds that several groups have in common.
 
@@ -241,30 +232,20 @@ def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
 
 
 def compare_family(
-    pairs: Mapping[tuple[str, str], Sequence[Sequence[Run]]],
-    metric: str = LOSS,
+    groups: Mapping[str, Sequence[Run]],
+    reference: str,
+    names: Sequence[str],
     comparisons: int | None = None,
-) -> dict[str, Change]:
-    """Return the change from the first to the second group of each (baseline, variant) pair.
+) -> dict[str, Difference]:
+    """Return the difference of each named group to the reference, by name.
 
-    The result is keyed by variant. With four groups a, b, c, d it is the change from a - b to
-    c - d. Pairs without a common seed are left out. The correction is over `comparisons`; by
-    default, the pairs with two or more seeds.
+    Groups without a seed in common with it are left out. The correction is over `comparisons`; by
+    default, those with two or more seeds.
     """
-    family: dict[tuple[str, str], Paired] = {}
-    for names, groups in pairs.items():
-        pair = pair_by_seed(groups, metric)
-        values = pair.values
-        if values.size:
-            two = values if len(values) == 2 else values[0::2] - values[1::2]
-            family[names] = replace(pair, values=two)
+    family = {name: pair_by_seed([groups[reference], groups[name]]) for name in names}
+    family = {name: pair for name, pair in family.items() if pair.values.size}
     m = comparisons or sum(pair.values.shape[1] > 1 for pair in family.values())
-    changes = {}
-    for (baseline, variant), pair in family.items():
-        before, after = pair.values.mean(axis=1)
-        difference = _difference(variant, baseline, pair, m)
-        changes[variant] = Change(float(before), float(after), difference)
-    return changes
+    return {name: _difference(name, reference, pair, m) for name, pair in family.items()}
 
 
 def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:

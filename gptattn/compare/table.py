@@ -14,7 +14,6 @@ from rich.text import Text
 
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import (
-    Across,
     Comparison,
     Section,
     compare,
@@ -183,46 +182,6 @@ def _escaped(cell: str) -> str:
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
-def tables_across(comparison: Comparison) -> list[TitledTable]:
-    """Return the tables that span several sections."""
-    return [*map(_across_table, comparison.across)]
-
-
-def _across_table(across: Across) -> TitledTable:
-    """Return the losses of two sections and their changes, alone and less the baseline's."""
-    first = _fitting_heading(across.first, "from")
-    second = _fitting_heading(across.second, "to")
-    versus = _fitting_heading(f"minus {across.baseline}'s", "minus baseline's")
-    gaps, tests = bool(across.gaps), ["95% interval", "p"]
-    cells = [["variant", "n", first, second, "change", *tests, *[versus, *tests] * gaps]]
-    for name, loss in across.losses.items():
-        gap = across.gaps.get(name)
-        figures = [f"{loss.before:.4f}", f"{loss.after:.4f}", *difference_cells(loss.difference)]
-        figures += difference_cells(gap and gap.difference) * gaps
-        cells.append([name, f"{loss.difference.n}", *figures])
-    what = "losses" if across.metric == LOSS else "bits per byte"
-    lines = [f"mean {what} over the n seeds in common", "change: paired difference by seed"]
-    base = across.baseline
-    if gaps:
-        change = f"the change less that of {base}, so the change of the difference to {base}"
-        lines.append(f"{versus}: {change}")
-    changes, families = (
-        max((change.difference.comparisons for change in family.values()), default=0)
-        for family in (across.losses, across.gaps)
-    )
-    if changes:  # more than a single seed
-        apart = f" and, apart from them, over {families} {versus}" if families else ""
-        count = f"{changes} change{'s' * (changes > 1)}"
-        lines.append(f"intervals and p Bonferroni-corrected over {count}{apart}")
-    return TitledTable(
-        verdicts.across_title(across),
-        cells,
-        "; ".join(lines),
-        verdicts.across_words(across),
-        verdicts.across_notes(across),
-    )
-
-
 def evaluation_tables(section: Section) -> list[TitledTable]:
     """Return the tables of the section's evaluations: up to two."""
     positions, caches = position_losses(section), cache_costs(section)
@@ -307,10 +266,9 @@ def load_comparison(*folders: str | Path, baseline: str | None = None) -> Report
 
 
 def all_tables(comparison: Comparison) -> list[TitledTable]:
-    """Return the tables of the sections and those across sections."""
+    """Return the table of each section."""
     whole = _whole(comparison)
-    tables = [section_table(section, whole) for section in comparison.sections]
-    return [*tables, *tables_across(comparison)]
+    return [section_table(section, whole) for section in comparison.sections]
 
 
 def _whole(comparison: Comparison) -> str:

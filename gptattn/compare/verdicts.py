@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from gptattn.compare.comparison import BITS, Across, Comparison, Row, Section
+from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.statistics import (
     ALPHA,
     RESOLUTION,
@@ -13,13 +13,11 @@ from gptattn.compare.statistics import (
     stein_seeds,
 )
 from gptattn.machine.source_code import is_unchanged
-from gptattn.runs.metrics import CACHE, FLOPS, LOSS, PARAMS
+from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
 from gptattn.runs.overrides import sweep_command
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
-# Metric -> its name and unit.
-NAMES = {LOSS: ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 # What `match` made equal, and what it changed.
 MATCHED = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache", "model.d_mlp": "MLP"}
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
@@ -158,13 +156,13 @@ def seed_commands(section: Section) -> list[str]:
     return found
 
 
-def size_words(d: Difference, unit: str = "nats") -> str:
+def size_words(d: Difference) -> str:
     """Return the size of a shown difference: `by 0.0120 nats (95% interval ...; n = 5, ...)`."""
     assert d.interval is not None
     assert d.p is not None
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
     return (
-        f"by {nats(abs(d.mean))} {unit} (95% interval {nats(low)} to {nats(high)}; "
+        f"by {nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
         f"n = {d.n}, {p_value(d.p)})"
     )
 
@@ -261,51 +259,3 @@ def seed_notes(section: Section) -> list[str]:
         f"The spread over the first {min(stages)} seeds set how many more were run; intervals and "
         "p of differences use the standard deviation of those alone (Stein 1945)."
     ]
-
-
-def across_title(across: Across) -> str:
-    """Return `block=llama: how it changes from optim=adamw to optim=muon`."""
-    words = f"ow it changes from {across.first} to {across.second}"
-    return f"{across.where}: h{words}" if across.where else f"H{words}"
-
-
-def across_words(across: Across) -> list[str]:
-    """Return a sentence per change of a difference to the baseline, and one on the losses."""
-    base, first, second = across.baseline, across.first, across.second
-    loss, unit = NAMES[across.metric]
-    gaps = {name: gap for name, gap in across.gaps.items() if gap.difference.shown}
-    lines = [
-        f"against {base}, {name} does {'better' if gap.difference.mean < 0 else 'worse'} with "
-        f"{second} than with {first}, {size_words(gap.difference, unit)}: its difference to {base} "
-        f"is {signed(gap.before)} with {first}, {signed(gap.after)} with {second}."
-        for name, gap in gaps.items()
-    ]
-    rest = [name for name in across.gaps if name not in gaps]
-    if rest:
-        lines.append(
-            f"for {listed(rest)}, the runs do not show that the difference from {base} changes "
-            f"between {first} and {second}, with "
-            f"{seed_words(across.gaps[name].difference.n for name in rest)}."
-        )
-    changes = {name: change.difference for name, change in across.losses.items()}
-    said = {
-        "is lower for": [name for name, d in changes.items() if d.shown and d.mean < 0],
-        "is higher for": [name for name, d in changes.items() if d.shown and d.mean > 0],
-        "cannot be shown to differ for": [name for name, d in changes.items() if not d.shown],
-    }
-    clauses = "; it ".join(f"{words} {listed(names)}" for words, names in said.items() if names)
-    return [*lines, f"with {second} instead of {first}, the {loss} {clauses}."]
-
-
-def across_notes(across: Across) -> list[str]:
-    """Return a line on other settings that differ, and one on how much text a token is."""
-    lines = []
-    if across.others:
-        lines += [f"the two differ in more than {across.setting}: {', '.join(across.others)}"]
-    if across.token_bytes is not None:
-        first, second = across.token_bytes
-        lines += [
-            f"a token is {first:.2f} bytes of the held-out text with {across.first} and "
-            f"{second:.2f} with {across.second}: equal steps are not equal text, nor equal time"
-        ]
-    return lines
