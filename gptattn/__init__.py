@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 # What the package offers in Python, and where it is. It is imported when it is asked for: pandas
 # and torch take seconds.
 _HOMES = {
-    "build_layers": "gptattn.settings.build",
+    "build_layers": "gptattn.build.model",
     "compare": "gptattn.compare",  # a subpackage that can be called
     "load_curves": "gptattn.compare.curves",
     "load_run": "gptattn.runs.load",

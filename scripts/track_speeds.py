@@ -16,11 +16,11 @@ import torch
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 from torch import Tensor
 
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
 from gptattn.machine.device import device_name
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import preflight

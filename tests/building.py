@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention, Part, SoftmaxAttention
+from gptattn.build.model import add_parts, build_model, shared_arguments
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
-from gptattn.settings.build import add_parts, build_model, shared_arguments
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import arguments_of, construct, find_target

@@ -15,11 +15,11 @@ import torch
 import yaml
 from building import settings as cached_settings
 
+from gptattn.build.model import build_model
 from gptattn.cli.train import main
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.machine.console import make_console
 from gptattn.runs.load import save_model
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.run import train as train_run

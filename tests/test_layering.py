@@ -18,6 +18,7 @@ ROOMS = (
     ("model",),
     ("data",),
     ("settings",),
+    ("build",),
     ("decode", "maps"),
     ("runs",),
     ("weights",),

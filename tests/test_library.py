@@ -17,11 +17,11 @@ from support import command, config, losses, process_state, tiny
 
 import gptattn
 from gptattn.attention import CacheGroup, Shared
+from gptattn.build.model import build_model
 from gptattn.cli.commands import generate
 from gptattn.errors import ConfigError, RunFolderError, UserError
 from gptattn.machine.console import make_printable
 from gptattn.runs.load import SavedRun
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.training.run import train
 

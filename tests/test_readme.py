@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 
 from gptattn.attention import Attention
-from gptattn.settings.build import build_model, shared_arguments
+from gptattn.build.model import build_model, shared_arguments
 from gptattn.settings.compose import settings
 from gptattn.settings.construct import construct
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import torch
 
 from gptattn.attention.base import window_of
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.runs.load import SavedRun
-from gptattn.settings.build import build_model
 from gptattn.settings.config import Spec, TrainConfig
 
 TOLERANCE = 1e-4  # of hidden states, whose size is about 1

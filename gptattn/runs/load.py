@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gptattn.build.data import build_tokenizer
+from gptattn.build.model import build_model
 from gptattn.data.tokenizer import Tokenizer, encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
@@ -23,7 +25,6 @@ from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import read_metrics
 from gptattn.runs.tensor_file import read_tensors, write_tensors
-from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
 from gptattn.settings.own_code import use_recorded

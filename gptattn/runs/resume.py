@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from gptattn.build.data import build_tokenizer
+from gptattn.build.model import build_model
 from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import newest_checkpoint, use_kept_tokenizer
-from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
 
 CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # read before Lightning restores them

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.build.model import build_layer
 from gptattn.errors import ConfigError, ForeignError
 from gptattn.machine.ending import find_own_code
 from gptattn.position.base import Documents
-from gptattn.settings.build import build_layer
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gptattn.build.model import build_model
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, ValidationSet, training_batch
 from gptattn.data.tokenizer import ByteTokenizer
@@ -21,15 +22,14 @@ from gptattn.machine.console import quiet_lightning
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.metrics import LOSS
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import CONF
 
 TOLERANCE = 1e-8  # relative; instruction sets move these numbers by 1e-12 at most
 VOCABULARY, TRAINED, HELD_OUT = 256, 8_192, 512 + 101  # a whole batch, and a short window
 NARROW = ("model.d_model=32", "match=none", "batch_size=2", "trainer.precision=64-true")
-# Of the layers' matrices, those drawn so small are multiplied: scores near 0 would hide most of what
-# acts on them.
+# Of the layers' matrices, those drawn so small are multiplied: scores near 0 would hide most of
+# what acts on them.
 SMALL, GAIN = 0.05, 8.0
 # The parts of the budget after which a step is taken: in the warm-up, at the peak, in the decay.
 PROGRESS = (0.02, 0.3, 0.9)

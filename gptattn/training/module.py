@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gptattn.build.model import build_matrix_rule
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
@@ -16,7 +17,6 @@ from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_e
 from gptattn.optim.matrix_rule import CombinedAdamW, split_by_decay
 from gptattn.runs.metrics import ACCURACY, BITS, LOSS, TRAIN_LOSS
 from gptattn.settings.budget import learning_rate_factor
-from gptattn.settings.build import build_matrix_rule
 from gptattn.settings.config import TrainConfig
 
 

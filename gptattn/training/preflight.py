@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+from gptattn.build.data import build_data, build_tokenizer
+from gptattn.build.match import apply_match
+from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError
@@ -18,11 +21,9 @@ from gptattn.machine.device import resolve_device
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.build import build_data, build_matrix_rule, build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
-from gptattn.settings.match import apply_match
 from gptattn.weights.init_from import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth

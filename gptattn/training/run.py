@@ -17,6 +17,8 @@ import torch
 from rich.console import Console
 
 from gptattn import command
+from gptattn.build.match import describe_match
+from gptattn.build.model import build_model, describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, UserError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
@@ -34,7 +36,6 @@ from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
 from gptattn.runs.resume import Start, check_same, collect_facts, find_start
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_model, describe_missing_parts
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.identity import (
@@ -43,7 +44,6 @@ from gptattn.settings.identity import (
     list_changed,
     resume_provenance,
 )
-from gptattn.settings.match import describe_match
 from gptattn.training.contract import check_layers
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise

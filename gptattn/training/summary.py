@@ -5,9 +5,9 @@ from importlib.metadata import version
 from typing import Any
 
 from gptattn import __version__
+from gptattn.build.model import choose_mlp_width
 from gptattn.machine.device import device_name, git_commit
 from gptattn.settings.budget import Budget
-from gptattn.settings.build import choose_mlp_width
 from gptattn.training.preflight import Ready
 
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")

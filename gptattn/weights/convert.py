@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention, HasHeads, HeadWeights
+from gptattn.build.model import shared_arguments
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, INIT_STD
-from gptattn.settings.build import shared_arguments
 from gptattn.settings.config import Spec, TrainConfig
 
 # Settings that the weights do not depend on.

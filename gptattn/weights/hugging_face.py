@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention
+from gptattn.build.model import build_model
 from gptattn.data import bpe
 from gptattn.errors import CheckpointError, ConfigError, DataError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
 from gptattn.runs.tensor_file import read_tensors, write_tensors
-from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.layers import quote
 from gptattn.weights.convert import check_heads, convert, describe_model, heads_of

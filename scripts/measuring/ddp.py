@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import option, parse_own
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.training.preflight import preflight
 from measuring.rounds import Measure, interleave, print_table, ratio

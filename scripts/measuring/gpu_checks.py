@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptattn.attention import Attention, Rule, attend
+from gptattn.build.model import build_layer
 from gptattn.errors import ConfigError
 from gptattn.machine.device import device_name, missing_compiler
 from gptattn.model.loss import linear_cross_entropy
-from gptattn.settings.build import build_layer
 from gptattn.settings.compose import CONF
 from measuring.gpu_lab import Cell, Lab, error_of, training_step
 

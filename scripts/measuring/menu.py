@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Shared
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError, UserError
 from gptattn.model.gpt import GPT, Block
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.values import suggest
 

@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor, nn
 
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import option, parse
 from gptattn.data.sampler import Batch, TrainingStream, training_batch
 from gptattn.machine.device import (
@@ -42,7 +43,6 @@ from gptattn.machine.device import (
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import Precision, TrainConfig
 from gptattn.training.preflight import DTYPES, preflight

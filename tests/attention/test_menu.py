@@ -8,8 +8,8 @@ from building import chosen, menu, settings, slow_but
 from support import summary, train
 
 import gptattn.attention
+from gptattn.build.model import build_model
 from gptattn.machine.source_code import hash_code
-from gptattn.settings.build import build_model
 from gptattn.settings.construct import find_target
 
 of_the_menu = pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 from building import build_gpt
 
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError
 from gptattn.model.cost import count_parameters
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 
 

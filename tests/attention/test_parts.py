@@ -9,8 +9,8 @@ from gptattn.attention import TokenCache
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
 from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.build.model import add_parts
 from gptattn.model.cost import measure_cost
-from gptattn.settings.build import add_parts
 
 B, T, E, H, G, D = 2, 11, 30, 6, 2, 5  # building.SMALL
 # The papers' formulas for one layer.

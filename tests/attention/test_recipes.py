@@ -37,7 +37,7 @@ from gptattn.attention.variants.kda import KimiDeltaAttention
 from gptattn.attention.variants.lightning import LightningAttention
 from gptattn.attention.variants.mamba2 import Mamba2
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
-from gptattn.settings.build import build_layer
+from gptattn.build.model import build_layer
 from gptattn.settings.compose import settings
 from gptattn.settings.config import CONF
 

@@ -3,8 +3,8 @@
 import pytest
 from building import SMALL, settings
 
+from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.errors import ConfigError
-from gptattn.settings.build import build_matrix_rule, build_model
 
 DELTA, DSA, MAMBA = "attn=gated_deltanet", "attn=dsa position=rope model.num_heads=3", "attn=mamba2"
 MLA = "attn=mla position=rope model.num_heads=3"  # heads of 10

@@ -10,9 +10,9 @@ from contract import draw
 from torch import Tensor
 
 from gptattn.attention.variants.tpa import TensorProductAttention
+from gptattn.build.model import build_model
 from gptattn.model.cost import count_parameters
 from gptattn.position import HeadPosition, RotaryPosition
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 
 B, T, E, H, D = 2, 11, 7, 3, 10

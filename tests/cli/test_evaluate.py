@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from support import summary, train
 
+from gptattn.build.data import build_data
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.measure import check_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
-from gptattn.settings.build import build_data
 
 POSITIONS = {"gqa": "rope", "mha": "learned", "gated_deltanet": "none"}
 

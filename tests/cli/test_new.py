@@ -8,11 +8,11 @@ import pytest
 import torch
 import yaml
 
+from gptattn.build.model import build_model
 from gptattn.cli.commands.new import write_variant
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 
 

@@ -8,9 +8,9 @@ import torch
 from building import build_attention, build_gpt, settings
 from torch import Tensor, nn
 
+from gptattn.build.model import build_model
 from gptattn.model.cost import count_parameters, measure_cost
 from gptattn.model.gpt import SquaredReLU
-from gptattn.settings.build import build_model
 
 
 def test_gpt2_small_has_the_published_number_of_parameters():

@@ -12,9 +12,10 @@ import torch
 from docs_commands import OF_SHAKESPEARE
 from support import TEXT, bpe
 
+from gptattn.build.data import build_data
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError
 from gptattn.machine.device import resolve_device
-from gptattn.settings.build import build_data, build_model
 from gptattn.settings.compose import CONF, settings
 from gptattn.training.module import LanguageModel
 

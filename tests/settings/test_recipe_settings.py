@@ -4,10 +4,10 @@ import pytest
 import torch
 from building import menu
 
+from gptattn.build.model import build_model, describe_missing_parts
 from gptattn.cli.commands.check import check as check_all
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
-from gptattn.settings.build import build_model, describe_missing_parts
 from gptattn.settings.compose import settings
 
 WIDE = ("model.d_model=128", "model.num_heads=16", "model.context_length=8192")

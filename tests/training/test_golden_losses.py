@@ -17,9 +17,9 @@ from building import menu
 from support import series, train
 from torch.nn.functional import cross_entropy
 
+from gptattn.build.data import build_data
 from gptattn.data.sampler import ValidationSet
 from gptattn.runs.load import load_run
-from gptattn.settings.build import build_data
 
 GOLDEN = Path(__file__).with_name("golden_losses.json")
 RUN = (

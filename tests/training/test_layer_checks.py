@@ -13,9 +13,9 @@ from support import process_state, tiny
 from torch import Tensor, nn
 
 from gptattn.attention.foreign import ForeignAttention
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError, ForeignError
 from gptattn.model.cost import measure_cost
-from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import BrokenLayer, check_layers
 from gptattn.training.run import train

@@ -12,10 +12,11 @@ from building import settings
 from support import check_job, rows, series, summary, tiny, train
 from torch import Tensor
 
+from gptattn.build.data import build_data
+from gptattn.build.model import build_model
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
 from gptattn.runs.load import SavedRun, load_run
-from gptattn.settings.build import build_data, build_model
 
 T = 16  # the context of a tiny run
 

@@ -8,10 +8,10 @@ import torch
 from building import settings
 from support import command, config, rows, series, summary, tiny, train
 
+from gptattn.build.model import build_model
 from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
 from gptattn.data.tokenizer import TaskIds
 from gptattn.runs.load import load_run
-from gptattn.settings.build import build_model
 
 RECALL = (
     *("data=recall", "data.vocab_size=40", "data.pairs=3", "data.val_rows=10"),

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from gptattn.attention.base import HasHeads, HasMaps
+from gptattn.build.model import build_model
 from gptattn.machine.ending import run_command
 from gptattn.model.cost import measure_cost
 from gptattn.position.base import Documents
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import (

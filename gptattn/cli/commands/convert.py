@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
+from gptattn.build.data import build_tokenizer
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.data import hub
 from gptattn.data.bpe import find_files
 from gptattn.data.tokenizer import write_files
 from gptattn.errors import CheckpointError, ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
-from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import take_over

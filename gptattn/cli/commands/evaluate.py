@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gptattn.build.data import build_data
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
 from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
@@ -23,7 +24,6 @@ from gptattn.machine.device import resolve_device, set_threads
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
-from gptattn.settings.build import build_data
 from gptattn.settings.config import Accelerator
 
 

@@ -25,10 +25,10 @@ class Arguments:
 def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     # --help needs neither torch nor Hydra.
+    from gptattn.build.data import build_request, build_source, build_tokenizer
     from gptattn.data.bin_files import choose_tokenizer
     from gptattn.data.tokens import TokenSource, make_tokens
     from gptattn.errors import ConfigError
-    from gptattn.settings.build import build_request, build_source, build_tokenizer
     from gptattn.settings.compose import settings
 
     args, others = parse_own(Arguments, arguments)

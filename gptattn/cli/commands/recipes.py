@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import option, parse_own, run_script
 from gptattn.errors import ConfigError
 from gptattn.model.cost import count_cache, count_parameters
 from gptattn.model.gpt import GPT
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
 
 VOCABULARY = 256  # of bytes

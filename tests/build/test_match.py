@@ -8,12 +8,12 @@ import torch
 from building import read_file, settings, slow_but
 from support import TINY, summary, train
 
+from gptattn.build.match import apply_match
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.match import apply_match
 
 SIZES = [o for o in TINY if o.startswith("model.")]
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))

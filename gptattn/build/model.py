@@ -1,4 +1,4 @@
-"""Builds the model and its layers, the tokenizer and the data of a run from its settings."""
+"""Builds the model of a run and its layers from the settings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -11,9 +11,6 @@ from gptattn.attention.base import Attention
 from gptattn.attention.foreign import ForeignAttention
 from gptattn.attention.parts.base import Part
 from gptattn.attention.softmax import SoftmaxAttention
-from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.text import HeldText, PlainText, cache_folder
-from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, BlockStyle
 from gptattn.optim.matrix_rule import MatrixRule
@@ -35,7 +32,6 @@ from gptattn.settings.construct import (
     named_arguments,
 )
 from gptattn.settings.layers import quote
-from gptattn.settings.values import check_type
 
 # Settings of a position, and a number of heads -> the encoding that layers with both share.
 Encodings = dict[tuple[str, int], HeadPosition]
@@ -319,57 +315,3 @@ def choose_mlp_width(model: ModelConfig) -> int:
     if model.mlp == "none":
         return 0
     return default_width(model.mlp, model.d_model) if model.d_mlp is None else model.d_mlp
-
-
-def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
-    """Build the tokenizer; if its vocabulary comes from the text, it has none yet.
-
-    Raises ConfigError or DataError, naming the field.
-    """
-    return construct("tokenizer", cfg.tokenizer, {}, cfg.allow_targets, Tokenizer)
-
-
-def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
-    """Load the text of these settings and tokenize it, or draw the rows of their task.
-
-    `tokenizer`: one that is built already. Raises DataError or ConfigError, naming the field, or
-    DiskError if the cache cannot be used.
-    """
-    request = build_request(cfg, tokenizer or build_tokenizer(cfg))
-    data = build_source(cfg).load(request)
-    if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
-        raise ConfigError(
-            "sample.tokens", f"{request.data_name} has no text that could go on; give 0"
-        )
-    return data
-
-
-def build_request(cfg: TrainConfig, tokenizer: Tokenizer) -> Request:
-    """Return what these settings ask of a source of data."""
-    mask_documents = cfg.data.get(MASK_DOCUMENTS, False)
-    check_type(f"data.{MASK_DOCUMENTS}", mask_documents, bool)
-    return Request(
-        tokenizer=tokenizer,
-        context_length=cfg.model.context_length,
-        val_fraction=cfg.validation.fraction,
-        mask_documents=mask_documents,
-        cache=cache_folder(cfg.cache_dir),
-        data_name=f"data={cfg.choices['data']}",
-        tokenizer_name=cfg.choices["tokenizer"],
-    )
-
-
-def build_source(cfg: TrainConfig) -> Source:
-    """Build the source of the data, which is not read yet. Raises ConfigError, naming the field."""
-    # How the text is used is nothing that its source has to know.
-    own = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
-    found = construct("data", own, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
-    if isinstance(found, str):  # a function of the user's
-        return PlainText([HeldText(found)])
-    if not isinstance(found, Source):
-        raise ConfigError(
-            "data._target_",
-            "does not give text; name a gptattn.data.run_data.Source, or a function that returns "
-            "a str",
-        )
-    return found

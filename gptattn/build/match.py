@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import torch
 
+from gptattn.build.model import build_model, choose_mlp_width
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
-from gptattn.settings.build import build_model, choose_mlp_width
 from gptattn.settings.config import Spec, TrainConfig
 
 TOLERANCE = 1e-2  # relative
