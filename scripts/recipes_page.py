@@ -23,7 +23,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.cli.commands import recipes
 from gptattn.compare.plots import COLOURS, STYLE
 from gptattn.machine.device import device_name
@@ -145,8 +145,8 @@ def draw(strips: Mapping[str, list[str]]) -> bytes:
 class Arguments:
     """rounds=5"""
 
-    rounds: int = option("in each, all take a turn", 5, least=1)
-    threads: int = option("CPU threads", 2, least=1)
+    rounds: Count = option("in each, all take a turn", 5)
+    threads: Count = option("CPU threads", 2)
 
 
 def run(arguments: Sequence[str]) -> None:

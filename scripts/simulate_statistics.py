@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.effective_compute import Effective, fit_curve, judge, share_spread
@@ -227,8 +227,8 @@ def print_tracks(tables: int) -> None:
 class Arguments:
     """fields=1000"""
 
-    fields: int = option("reports per cell", 1_000, least=1)
-    tracks: int | None = option("print the table of so many attention tracks", least=1)
+    fields: Count = option("reports per cell", 1_000)
+    tracks: Count | None = option("print the table of so many attention tracks")
 
 
 def run(arguments: Sequence[str]) -> None:

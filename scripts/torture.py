@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import Count, Seed, option, parse, run_script
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 
@@ -49,8 +49,8 @@ VARIANTS = (
 class Arguments:
     """count=3 trainer=gpu"""
 
-    count: int = option("how many runs", 3, least=1)
-    seed: int = option("of the moments", 1, least=0)
+    count: Count = option("how many runs", 3)
+    seed: Seed = option("of the moments", 1)
     trainer: Literal["cpu", "gpu"] = option("gpu: with trainer.deterministic=true", "cpu")
 
 

@@ -17,7 +17,7 @@ from measuring.rounds import interleave, ratio, set_threads, spread, timed
 from torch import Tensor
 
 from gptattn.build.model import build_model
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
 from gptattn.machine.device import device_name
@@ -58,7 +58,7 @@ class Arguments:
     """folder=benchmarks/track"""
 
     folder: Path = option("of the entries", SHIPPED["track"])
-    rounds: int = option("in each, all take a turn", 7, least=1)
+    rounds: Count = option("in each, all take a turn", 7)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack, model_of, overrides_of
 from measuring.rounds import interleave, ratio, set_threads, timed
 
-from gptattn.cli.arguments import option, parse, run_script
+from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.labels import label_tokens
@@ -204,9 +204,9 @@ def row(choice: Choice) -> str:
 class Arguments:
     """rounds=5"""
 
-    rounds: int = option("in each, all take a turn", 5, least=1)
-    steps: int = option("of the models whose maps are drawn", 600, least=1)
-    threads: int = option("CPU threads", 2, least=1)
+    rounds: Count = option("in each, all take a turn", 5)
+    steps: Count = option("of the models whose maps are drawn", 600)
+    threads: Count = option("CPU threads", 2)
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -142,8 +142,7 @@ def _put(node: Any, path: Sequence[str], value: Any) -> Any:
         return node | {name: _put(node[name], below, value) if below else value}
     if below:
         value = _put(getattr(node, name), below, value)
-    kind = next(one.type for one in fields(node) if one.name == name)
-    if kind in (float, float | None) and value is not None:
+    if type(value) is int and get_type_hints(type(node))[name] in (float, float | None):
         value = float(value)
     return replace(node, **{name: value})
 

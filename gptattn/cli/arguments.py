@@ -13,24 +13,27 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from msgspec import Meta
 
 from gptattn.errors import ConfigError
 from gptattn.machine.ending import run_command
-from gptattn.settings.values import check_type, check_values, suggest, within
+from gptattn.settings.values import build_dataclass, check_type, suggest
 
 T = TypeVar("T")
-SEED: dict[str, Any] = {"least": 0, "most": 2**63 - 1}
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=1)]
 PACKAGES = "packages besides gptattn whose classes a run may name"
 PLACEHOLDERS = {str: "TEXT", int: "N", float: "P", Path: "PATH"}  # of arguments without a default
 
 
-def option(words: str, default: Any = None, positional: bool = False, **limits: Any) -> Any:
-    """Return a field with its help: `tokens: int = option("how many", 200, least=1)`.
+def option(words: str, default: Any = None, positional: bool = False) -> Any:
+    """Return a field with its help: `tokens: Count = option("how many", 200)`.
 
-    Without a default it is required, unless its type allows None. `limits`: those of a `Range`.
+    Without a default it is required, unless its type allows None.
     """
-    about = {"words": words, "positional": positional, **(within(**limits) if limits else {})}
+    about = {"words": words, "positional": positional}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=about)
     return field(default=default, metadata=about)
@@ -89,10 +92,9 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
         key, hint = hints[name]
         value = convert_value(hint, text, name)
         values[key] = [*values.get(key, []), value] if get_origin(hint) is list else value
-    parsed = kind(**values)
+    parsed = build_dataclass(kind, values)
     for name in _list_missing(parsed):
         raise ConfigError(name, f"is missing; give {name}=...")
-    check_values(parsed)
     return parsed
 
 

@@ -39,7 +39,7 @@ def describe_choices(_root_: DictConfig) -> str:
 def describe_settings(_root_: DictConfig) -> str:
     """Return all settings with their values and comments, those of each group together.
 
-    Settings without a comment, which only a sweep sets, are left out.
+    Settings without a comment are left out.
     """
     own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     plain: Any = OmegaConf.to_container(own, resolve=True)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import gptattn.cli.help  # noqa: F401  its resolvers fill the template of --help
 from gptattn.errors import ConfigError
@@ -90,7 +90,7 @@ def run_job(cfg: DictConfig) -> float:
     single = job.mode == RunMode.RUN
     if single and not SHOWS_TRACEBACK:
         os.environ.pop("HYDRA_FULL_ERROR", None)  # other processes of the run would inherit it
-    overrides = [str(override) for override in job.overrides.task]
+    overrides: Any = OmegaConf.to_container(job.overrides.task)
     try:
         if single and any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
             raise ConfigError("command line", "these settings define a sweep; add -m")

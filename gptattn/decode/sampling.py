@@ -1,12 +1,14 @@
 """From logits to the next token: temperature, repetition penalty, top-k, top-p, min-p."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from gptattn.errors import NumericError
-from gptattn.settings.values import check_values, within
+from gptattn.settings.values import check_type, list_hints
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,15 @@ class Sampling:
     temperature, top_k, top_p, min_p.
     """
 
-    temperature: float = field(default=1.0, metadata=within(least=0))
-    top_k: int | None = field(default=None, metadata=within(least=1))
-    top_p: float | None = field(default=None, metadata=within(above=0, most=1))
-    min_p: float | None = field(default=None, metadata=within(above=0, most=1))
-    repetition_penalty: float = field(default=1.0, metadata=within(least=1e-3, most=1e3))
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    top_k: Annotated[int, Meta(ge=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
 
     def __post_init__(self) -> None:
-        check_values(self)
+        for name, hint in list_hints(Sampling).items():
+            check_type(name, getattr(self, name), hint)
 
     def draw(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the next ids [B, 1]; among equal logits, greedy takes the first.

@@ -3,15 +3,18 @@
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError
 from gptattn.settings.config import (
@@ -25,9 +28,9 @@ from gptattn.settings.config import (
 from gptattn.settings.construct import check_targets
 from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers
-from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omegaconf_error
 from gptattn.settings.own_code import use_folders
-from gptattn.settings.values import REMOVED, build_dataclass
+from gptattn.settings.values import build_dataclass
 
 # Their constructors, or `layers.py`, check the keys.
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger")
@@ -43,21 +46,15 @@ class Command(Settings):
     `run_dir`: the run's folder; None: a new one in outputs/. `resume`: the folder of a run.
     """
 
-    run_dir: str | None = None
-    resume: str | None = None
+    run_dir: str | None
+    resume: str | None
 
 
-# The types of all settings, which Hydra reads under the name that conf/train.yaml begins with.
-SCHEMA = OmegaConf.structured(Command)
-for _name, _kind in get_type_hints(Command).items():
-    if is_dataclass(_kind):  # it would be missing as a whole, and Hydra could not merge into it
-        SCHEMA[_name] = OmegaConf.structured(_kind)
+# Hydra refuses a name that the files in conf/ do not have, but not in these groups.
+_groups = OmegaConf.create({name: {} for name in OPEN})
 for _name in OPEN:
-    SCHEMA[_name] = {}
-    OmegaConf.set_struct(SCHEMA[_name], False)
-
-
-ConfigStore.instance().store("schema", SCHEMA)
+    OmegaConf.set_struct(_groups[_name], False)
+ConfigStore.instance().store("open_groups", _groups)
 
 
 def settings(overrides: Sequence[str] = ()) -> TrainConfig:
@@ -82,13 +79,17 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
 
     Raises ConfigError for a name in `pattern` or `match_to` that is no file.
     """
-    typed = [str(override) for override in hydra.overrides.task]
+    typed: Any = OmegaConf.to_container(hydra.overrides.task)
     keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
     for key, override in zip(keys, typed, strict=True):
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    command = build_dataclass(Command, own)
+    try:
+        node = OmegaConf.to_container(own, resolve=True)
+    except OmegaConfBaseException as error:
+        raise explain_omegaconf_error(error, CONF) from error
+    command = build_dataclass(Command, node)
     values: dict[str, Any] = {one.name: getattr(command, one.name) for one in fields(Settings)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
     choices = {group: hydra.runtime.choices.get(group) for group in groups}
@@ -169,4 +170,16 @@ def resume_settings(
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another
-    return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)
+    changed = build_dataclass(TrainConfig, OmegaConf.to_container(node, resolve=True))
+    return replace(changed, allow_targets=recorded.allow_targets)
+
+
+def read_record(node: Any) -> TrainConfig:
+    """Return the settings in a run's config.yaml; one that is newer than the run has its default.
+
+    Raises ConfigError, naming the field, if they cannot be settings.
+    """
+    return build_dataclass(TrainConfig, node, default=lambda name: attrgetter(name)(_defaults()))
+
+
+_defaults = cache(settings)

@@ -1,17 +1,20 @@
-"""The settings of a run as dataclasses: the schema of `conf/`, where the defaults are.
+"""The settings of a run as dataclasses: the schema of `conf/`, where the values are.
 
-Hydra checks types and names of settings against it; choices and ranges stand beside the field, for
-`check`. The open groups (attn, part, position, data, tokenizer, logger) hold a `_target_` and its
-arguments; `construct.py` checks those against the target's signature.
+The type of a field holds its choices, its range, and what another value means for a run. The open
+groups (attn, part, position, data, tokenizer, logger) hold a `_target_` and its arguments;
+`construct.py` checks those against the target's signature.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from msgspec import Meta
 
 from gptattn.errors import ConfigError
-from gptattn.settings.values import AUTO, check_values, one_of, within
+from gptattn.settings.values import build_dataclass
 
 # conf/ lies beside the package in a source tree, and inside it in a wheel.
 CONF = next(
@@ -22,25 +25,27 @@ CONF = next(
 Spec = dict[str, Any]
 MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what gives the text
 
-# OmegaConf knows no Literal: a field is a str, and these are its choices.
 MLP = Literal["gelu", "relu2", "swiglu", "none"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 Accelerator = Literal["auto", "cpu", "gpu"]
 
-POSITIVE = within(above=0)
-FRACTION = within(least=0, below=1)
+PositiveInt = Annotated[int, Meta(gt=0)]
+Threads = Annotated[int, Meta(gt=0, le=1024)]
+Positive = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 
-# What another value of a setting means for a run stands under this key in its field's metadata, and
-# holds for all settings below it. Without one it is RESULT.
-MEANING = "meaning"
-RESULT = "another result"
-LENGTH = "another result, but a resumed run may have it"
-PLACE = "what counts is the content at this path"
-VIEW = "shown, or computed, in another way: the result is the same"
-BOUND = "fixed once the run has begun; what it means for the result is recorded apart from settings"
 
-VIEWED, FIXED = {MEANING: VIEW}, {MEANING: BOUND}
+class Meaning(Enum):
+    """What another value of a setting, or of one below it, means for a run; RESULT if none says."""
+
+    RESULT = "another result"
+    LENGTH = "another result, but a resumed run may have it"
+    PLACE = "what counts is the content at this path"
+    VIEW = "shown, or computed, in another way: the result is the same"
+    BOUND = "fixed once the run has begun; what it means for the result is recorded elsewhere"
+
 
 # What the files in conf/block set, by the beginnings of the names.
 OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
@@ -54,16 +59,16 @@ class ModelConfig:
     tokenizer's. `activation_checkpointing`: the backward pass computes each block again.
     """
 
-    num_layers: int = field(metadata=within(above=0, most=1_000))
-    num_heads: int = field(metadata=within(above=0, most=2**20))
-    d_model: int = field(metadata=within(above=0, most=2**20))
-    context_length: int = field(metadata=within(above=0, most=2**30))
-    d_mlp: int | None = field(metadata=within(above=0, most=2**24))
-    dropout: float = field(metadata=FRACTION)
+    num_layers: Annotated[int, Meta(gt=0, le=1_000)]
+    num_heads: Annotated[int, Meta(gt=0, le=2**20)]
+    d_model: Annotated[int, Meta(gt=0, le=2**20)]
+    context_length: Annotated[int, Meta(gt=0, le=2**30)]
+    d_mlp: Annotated[int, Meta(gt=0, le=2**24)] | None
+    dropout: Fraction
     qkv_bias: bool
-    mlp: str = field(metadata=one_of(MLP))
-    vocab_size: int | None = field(metadata=within(above=0, most=2**30))
-    activation_checkpointing: bool = field(default=False, metadata=VIEWED)
+    mlp: MLP
+    vocab_size: Annotated[int, Meta(gt=0, le=2**30)] | None
+    activation_checkpointing: Annotated[bool, Meaning.VIEW]
 
 
 def default_width(mlp: str, d_model: int) -> int:
@@ -84,11 +89,11 @@ class BlockConfig:
     the token embedding's. `zero_init`: attentions and MLPs start by adding 0.
     """
 
-    norm: str = field(metadata=one_of(Literal["layer", "rms"]))
+    norm: Literal["layer", "rms"]
     bias: bool
     tied_head: bool
-    norm_eps: float = field(metadata=POSITIVE)
-    zero_init: bool = False
+    norm_eps: Positive
+    zero_init: bool
 
 
 @dataclass
@@ -98,17 +103,17 @@ class OptimConfig:
     `matrices`: the Spec of a `gptattn.optim.MatrixRule`, or None.
     """
 
-    lr: float = field(metadata=POSITIVE)
-    final_lr_fraction: float = field(metadata=within(least=0, most=1))
-    warmup_fraction: float = field(metadata=FRACTION)
-    beta1: float = field(metadata=FRACTION)
-    beta2: float = field(metadata=FRACTION)
-    eps: float = field(metadata=POSITIVE)
-    weight_decay: float = field(metadata=within(least=0))
-    grad_clip: float = field(metadata=POSITIVE)
-    decay: str = field(default="cosine", metadata=one_of(Literal["cosine", "linear"]))
-    decay_fraction: float | None = field(default=None, metadata=within(above=0, most=1))
-    matrices: Any = None  # OmegaConf cannot merge a Spec into None
+    lr: Positive
+    final_lr_fraction: Annotated[float, Meta(ge=0, le=1)]
+    warmup_fraction: Fraction
+    beta1: Fraction
+    beta2: Fraction
+    eps: Positive
+    weight_decay: Annotated[float, Meta(ge=0)]
+    grad_clip: Positive
+    decay: Literal["cosine", "linear"]
+    decay_fraction: Share | None
+    matrices: Spec | None
 
 
 @dataclass
@@ -118,12 +123,12 @@ class BudgetConfig:
     With `accuracy`, a task's run ends sooner, after a validation that reaches it.
     """
 
-    steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
-    tokens: int | None = field(metadata=POSITIVE)
-    seconds: float | None = field(metadata=POSITIVE)
-    flops: float | None = field(metadata=POSITIVE)
-    default_steps: int = field(metadata=POSITIVE)
-    accuracy: float | None = field(default=None, metadata=within(above=0, most=1))
+    steps: Annotated[int, Meta(ge=0)] | None  # 0 only with init_from, see `check`
+    tokens: PositiveInt | None
+    seconds: Positive | None
+    flops: Positive | None
+    default_steps: PositiveInt
+    accuracy: Share | None
 
     def reached(self, accuracy: float | None) -> bool:
         """Return whether a validation's accuracy, None on text, ends the run."""
@@ -140,8 +145,8 @@ UNITS = ("steps", "tokens", "seconds", "flops")
 class ValidationConfig:
     """`fraction`: the share of the text that is held out. `count`: validations in a run."""
 
-    fraction: float = field(metadata=within(above=0, below=1))
-    count: int = field(metadata=POSITIVE | VIEWED)
+    fraction: Annotated[float, Meta(gt=0, lt=1)]
+    count: Annotated[PositiveInt, Meaning.VIEW]
 
 
 @dataclass
@@ -149,9 +154,9 @@ class SampleConfig:
     """The text generated at each validation: `tokens` new tokens after `prompt`; 0: no text."""
 
     prompt: str | None
-    tokens: int = field(metadata=within(least=0))
-    temperature: float = field(metadata=within(least=1e-3))
-    top_k: int | None = field(metadata=POSITIVE)
+    tokens: Annotated[int, Meta(ge=0)]
+    temperature: Annotated[float, Meta(ge=1e-3)]
+    top_k: PositiveInt | None
 
 
 @dataclass
@@ -161,15 +166,13 @@ class TrainerConfig:
     `devices`: the processes on each of `num_nodes` machines.
     """
 
-    accelerator: str = field(metadata=one_of(Accelerator) | FIXED)
-    precision: str = field(metadata=one_of(Precision))
-    threads: int | None = field(metadata=within(above=0, most=1024) | FIXED)
-    matmul_precision: str = field(
-        default="highest", metadata=one_of(Literal["highest", "high", "medium"])
-    )
-    deterministic: bool = field(default=False, metadata=FIXED)
-    devices: int | str = field(default=1, metadata=within(above=0, most=1024) | AUTO | VIEWED)
-    num_nodes: int | str = field(default=1, metadata=within(above=0, most=65_536) | AUTO | VIEWED)
+    accelerator: Annotated[Accelerator, Meaning.BOUND]
+    precision: Precision
+    threads: Annotated[Threads | None, Meaning.BOUND]
+    matmul_precision: Literal["highest", "high", "medium"]
+    deterministic: Annotated[bool, Meaning.BOUND]
+    devices: Annotated[Annotated[int, Meta(gt=0, le=1024)] | Literal["auto"], Meaning.VIEW]
+    num_nodes: Annotated[Annotated[int, Meta(gt=0, le=65_536)] | Literal["auto"], Meaning.VIEW]
 
     @property
     def processes(self) -> int:
@@ -186,12 +189,12 @@ class SweepConfig:
     recorded.
     """
 
-    jobs: int | str | None = field(metadata=POSITIVE | AUTO)
+    jobs: PositiveInt | Literal["auto"] | None
     fresh: bool
     keep_stale: bool
-    until: float | None = field(default=None, metadata=within(least=1e-6, most=100))
-    max_seeds: int = field(default=50, metadata=POSITIVE)
-    beside_others: bool = False
+    until: Annotated[float, Meta(ge=1e-6, le=100)] | None
+    max_seeds: PositiveInt
+    beside_others: bool
 
 
 @dataclass
@@ -202,23 +205,22 @@ class Settings:
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
     """
 
-    experiment_name: str = field(metadata=FIXED)
-    seed: int = field(
-        metadata=within(least=0, most=2**32 - 1) | FIXED
-    )  # shown separately in a run's name
-    batch_size: int = field(metadata=within(above=0, most=2**20))
-    accumulate: int = field(metadata=POSITIVE)
-    loss_chunk_tokens: int | None = field(metadata=POSITIVE)
+    experiment_name: Annotated[str, Meaning.BOUND]
+    # Shown separately in a run's name.
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1), Meaning.BOUND]
+    batch_size: Annotated[int, Meta(gt=0, le=2**20)]
+    accumulate: PositiveInt
+    loss_chunk_tokens: PositiveInt | None
     compile: bool
-    log_every: int = field(metadata=POSITIVE | VIEWED)
-    log_heads: bool = field(metadata=VIEWED)
-    hang_seconds: float | None = field(metadata=within(above=0, most=1_000_000) | VIEWED)
-    checkpoint: bool = field(metadata=FIXED)
-    cache_dir: str | None = field(metadata=VIEWED)
-    allow_targets: list[str] = field(metadata=FIXED)
-    init_from: str | None = field(metadata=FIXED)
-    init_method: str = field(metadata=one_of(InitMethod))
-    match: str = field(metadata=one_of(Literal["none", "params", "flops", "kv_cache"]))
+    log_every: Annotated[PositiveInt, Meaning.VIEW]
+    log_heads: Annotated[bool, Meaning.VIEW]
+    hang_seconds: Annotated[Annotated[float, Meta(gt=0, le=1_000_000)] | None, Meaning.VIEW]
+    checkpoint: Annotated[bool, Meaning.BOUND]
+    cache_dir: Annotated[str | None, Meaning.VIEW]
+    allow_targets: Annotated[list[str], Meaning.BOUND]
+    init_from: Annotated[str | None, Meaning.BOUND]
+    init_method: InitMethod
+    match: Literal["none", "params", "flops", "kv_cache"]
     match_to: str
     attn: Spec
     pattern: list[str] | None
@@ -230,14 +232,14 @@ class Settings:
     tokenizer: Spec
     model: ModelConfig
     optim: OptimConfig
-    budget: BudgetConfig = field(metadata={MEANING: LENGTH})
+    budget: Annotated[BudgetConfig, Meaning.LENGTH]
     validation: ValidationConfig
-    sample: SampleConfig = field(metadata=VIEWED)
+    sample: Annotated[SampleConfig, Meaning.VIEW]
     trainer: TrainerConfig
-    sweep: SweepConfig = field(metadata=VIEWED)
-    logger: dict[str, Spec] = field(default_factory=dict, metadata=VIEWED)
-    shared_init: bool = False
-    checks: bool = field(default=True, metadata=VIEWED)
+    sweep: Annotated[SweepConfig, Meaning.VIEW]
+    logger: Annotated[dict[str, Spec], Meaning.VIEW]
+    shared_init: bool
+    checks: Annotated[bool, Meaning.VIEW]
 
 
 class Layer(NamedTuple):
@@ -264,11 +266,11 @@ class TrainConfig(Settings):
     seeds.
     """
 
-    choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
-    match_attn: Spec | None = field(default=None, metadata=FIXED)
-    match_made: Spec | None = field(default=None, metadata=FIXED)
-    code_folders: list[str] = field(default_factory=list, metadata=FIXED)
-    overrides: list[str] = field(default_factory=list, metadata=FIXED)
+    choices: Annotated[dict[str, str], Meaning.BOUND] = field(default_factory=dict)
+    match_attn: Annotated[Spec | None, Meaning.BOUND] = None
+    match_made: Annotated[Spec | None, Meaning.BOUND] = None
+    code_folders: Annotated[list[str], Meaning.BOUND] = field(default_factory=list)
+    overrides: Annotated[list[str], Meaning.BOUND] = field(default_factory=list)
 
     @property
     def variant(self) -> str:
@@ -301,7 +303,7 @@ def check(cfg: TrainConfig) -> None:
     # With init_from, 0 steps validate the given weights.
     if steps is not None and steps < (cfg.init_from is None):
         raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
-    check_values(cfg)
+    build_dataclass(type(cfg), asdict(cfg))  # `replace` may have put something in
     if cfg.batch_size % cfg.accumulate:
         raise ConfigError(
             "accumulate",
@@ -325,10 +327,6 @@ def check(cfg: TrainConfig) -> None:
             "optim.decay_fraction",
             f"{fall} and optim.warmup_fraction={warmup} exceed the budget; give at most "
             f"{1 - warmup:g}, or null",
-        )
-    if not isinstance(cfg.optim.matrices, dict | None):
-        raise ConfigError(
-            "optim.matrices", "is not a mapping; give optim=muon, or {_target_:CLASS}"
         )
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")

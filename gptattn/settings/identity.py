@@ -8,18 +8,19 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 from gptattn.machine.source_code import hash_code
-from gptattn.settings.config import BOUND, LENGTH, MEANING, PLACE, RESULT, VIEW, TrainConfig
+from gptattn.settings.config import Meaning, TrainConfig
+from gptattn.settings.values import bare, list_hints
 
 UNTIL = "until step"  # key in `Provenance.earlier`: the last step that this part of the run took
 
-RESUMES = (LENGTH, PLACE, VIEW)  # may change when a run is resumed
-NAMED = (RESULT, LENGTH, PLACE)  # an override is part of the run's name
+RESUMES = (Meaning.LENGTH, Meaning.PLACE, Meaning.VIEW)  # may change when a run is resumed
+NAMED = (Meaning.RESULT, Meaning.LENGTH, Meaning.PLACE)  # an override is part of the run's name
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
 # Overrides left out of a run's name: those of the command, and choices that the name begins with.
@@ -37,21 +38,20 @@ OF_COMMAND = (
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
-def meaning(key: str) -> str:
+def meaning(key: str) -> Meaning:
     """Return the meaning of a setting by its dotted name, or of a config group by its name."""
     if key in PATHS:
-        return PLACE
+        return Meaning.PLACE
     if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
-        return BOUND
+        return Meaning.BOUND
     kind: Any = TrainConfig
     for name in re.split(r"[.\[]", key):
-        own = {one.name: one for one in fields(kind)} if is_dataclass(kind) else {}
-        if name not in own:
-            break
-        if MEANING in own[name].metadata:
-            return own[name].metadata[MEANING]
-        kind = own[name].type
-    return RESULT
+        hint = list_hints(kind).get(name) if is_dataclass(kind) else None
+        for one in getattr(hint, "__metadata__", ()):
+            if isinstance(one, Meaning):
+                return one
+        kind = bare(hint)
+    return Meaning.RESULT
 
 
 def flat(node: Any, name: str = "") -> dict[str, str]:
@@ -71,13 +71,13 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    kept = {key: value for key, value in config.items() if meaning(key) is RESULT}
+    kept = {key: value for key, value in config.items() if meaning(key) is Meaning.RESULT}
     return kept | {"budget": budget_words(config)}
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
     """Select from a config's flat settings the paths of text, tokenizer and starting weights."""
-    return {k: v for k, v in config.items() if meaning(k) is PLACE or k == "init_from"}
+    return {k: v for k, v in config.items() if meaning(k) is Meaning.PLACE or k == "init_from"}
 
 
 def budget_words(config: Mapping[str, str]) -> str:

@@ -3,19 +3,20 @@
 import re
 import traceback
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from gptattn.errors import ConfigError, UserError
 from gptattn.settings.config import Settings
 from gptattn.settings.construct import SETTING_OF
-from gptattn.settings.values import NO_RECIPE, REMOVED, explain_omegaconf_error, suggest
+from gptattn.settings.values import NO_RECIPE, bare, describe_unknown, list_hints, suggest
 
+REMOVED = "cannot be removed; give it a value instead"
 # Hydra's message -> ours about the setting {0} with the value {1}.
 SAYINGS = {
     r"Could not delete '([^']+)'": REMOVED,
@@ -36,7 +37,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, UserError):
         return error
     if isinstance(error, OmegaConfBaseException):
-        return explain_omegaconf_error(error, list_settings(conf))
+        return explain_omegaconf_error(error, conf)
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if choice.startswith("submitit"):
@@ -64,7 +65,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
             if found := re.search(pattern, message):
                 return ConfigError(found.group(1), said.format(*found.groups()))
         if isinstance(cause, OmegaConfBaseException):
-            return explain_omegaconf_error(cause, list_settings(conf))
+            return explain_omegaconf_error(cause, conf)
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
@@ -77,6 +78,14 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if raised_in.f_globals.get("__name__", "").startswith("hydra."):  # of its flags
         return ConfigError("command line", message.partition("\n")[0])
     return error
+
+
+def explain_omegaconf_error(error: OmegaConfBaseException, conf: Path) -> ConfigError:
+    """Return the ConfigError for OmegaConf's error about a setting."""
+    field = str(error.full_key or error.key or "config")
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return ConfigError(field, describe_unknown(field, list_settings(conf)))
+    return ConfigError(field, (error.msg or str(error)).splitlines()[0])
 
 
 def list_settings(conf: Path) -> list[str]:
@@ -92,10 +101,10 @@ def list_settings(conf: Path) -> list[str]:
 
 def _list_fields(kind: Any, prefix: str) -> list[str]:
     found = []
-    for one in fields(kind):
-        found.append(f"{prefix}{one.name}")
-        if is_dataclass(one.type):
-            found += _list_fields(one.type, f"{prefix}{one.name}.")
+    for name, hint in list_hints(kind).items():
+        found.append(f"{prefix}{name}")
+        if is_dataclass(bare(hint)):
+            found += _list_fields(bare(hint), f"{prefix}{name}.")
     return found
 
 

@@ -1,33 +1,27 @@
-"""Checks of values: the ranges and choices beside a field, and the types a constructor declares."""
+"""Checks of values: the types, ranges and choices that a field or a constructor declares."""
 
 import difflib
 import math
 import re
 import types
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import OmegaConf
-from omegaconf.errors import (
-    ConfigAttributeError,
-    ConfigKeyError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+import msgspec
 
 from gptattn.errors import ConfigError
 
 T = TypeVar("T")
 
-RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
-AUTO = {CHOICES: ("auto",)}
-REMOVED = "cannot be removed; give it a value instead"
 TYPE_NAMES: dict[Any, str] = {
     type(None): "null",
     float: "a number",
     int: "a whole number",
     bool: "true or false",
+    list: "a list, as [a,b]",
+    dict: "a table, as {name:value}",
 }
 # Our choice or setting -> its names elsewhere, where difflib would find nothing, or another.
 NAMES_ELSEWHERE = {
@@ -76,112 +70,114 @@ NO_RECIPE = {
 OURS = {word: ours for ours, words in NAMES_ELSEWHERE.items() for word in words.split()}
 
 
-@dataclass(frozen=True)
-class Range:
-    """The numbers that a setting accepts; never infinity or NaN.
-
-    `above` and `below` are exclusive bounds, `least` and `most` inclusive.
-    """
-
-    above: float = -math.inf
-    least: float = -math.inf
-    below: float = math.inf
-    most: float = math.inf
+@cache
+def list_hints(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields by name, each with what `Annotated` adds."""
+    return get_type_hints(kind, include_extras=True)
 
 
-def within(**limits: Any) -> dict[str, Any]:
-    """Return the metadata of a field with this Range: `field(metadata=within(least=0))`."""
-    return {RANGE: Range(**limits)}
+def bare(hint: Any) -> Any:
+    """Return a type without what `Annotated` adds."""
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def one_of(words: Any) -> dict[str, Any]:
-    """Return the metadata of a str field that takes one of the words of this Literal."""
-    return {CHOICES: get_args(words)}
-
-
-def check_values(settings: Any, path: str = "") -> None:
-    """Raise ConfigError, naming the field, for the first value outside its range or choices."""
-    for one in fields(settings):
-        name, value = f"{path}{one.name}", getattr(settings, one.name)
-        limits, choices = one.metadata.get(RANGE), one.metadata.get(CHOICES)
-        if is_dataclass(value):
-            check_values(value, f"{name}.")
-        elif isinstance(value, str) and choices is not None and value not in choices:
-            if limits is not None:
-                words = " or ".join(choices)
-                raise ConfigError(name, f"{value!r} is not a number; give one, or {words}")
-            raise ConfigError(name, f"{value!r} is unknown; {suggest(value, choices)}")
-        elif isinstance(value, int | float) and limits is not None:
-            if math.isfinite(value) and value > limits.most:
-                raise ConfigError(name, f"{value} is too large; at most {limits.most}")
-            if limits.above < value < limits.below and limits.least <= value <= limits.most:
-                continue
-            positive = limits.above == 0 and limits.below == math.inf
-            wrong = "is not a positive number" if positive else "is out of range"
-            start = f"{limits.least:g} or more"
-            if limits.least == -math.inf:
-                start = f"one above {limits.above:g}"
-            end = "" if limits.below == math.inf else f", below {limits.below:g}"
-            raise ConfigError(name, f"{value} {wrong}; give {start}{end}")
-
-
-def build_dataclass(kind: type[T], node: Any) -> T:
+def build_dataclass(
+    kind: type[T], node: Any, path: str = "", default: Callable[[str], Any] | None = None
+) -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
-    Records older than a setting lack it, so its default must be what runs did before it existed.
-    Raises ConfigError, naming the field, for an unknown or missing name and for a wrong type.
+    `default` gives the value of a field that `node` lacks, by its dotted name, except for a table.
+    Raises ConfigError, naming the field, for an unknown or missing name, a wrong type, and a number
+    out of range.
     """
+    if not isinstance(node, Mapping):
+        raise ConfigError(path.rstrip("."), f"{node!r} is not a table; give {path}NAME=VALUE")
+    hints = list_hints(kind)
+    for key in node:
+        if key not in hints:
+            names = [f"{path}{name}" for name in hints]
+            raise ConfigError(f"{path}{key}", describe_unknown(f"{path}{key}", names))
+    values = {}
+    for one in fields(kind):  # type: ignore[arg-type]
+        name, hint = f"{path}{one.name}", hints[one.name]
+        if one.name in node:
+            value = node[one.name]
+            if is_dataclass(bare(hint)):
+                values[one.name] = build_dataclass(bare(hint), value, f"{name}.", default)
+            else:
+                values[one.name] = _build_value(name, value, hint)
+        elif one.default is MISSING and one.default_factory is MISSING:
+            if default is None or is_dataclass(bare(hint)) or get_origin(bare(hint)) is dict:
+                raise ConfigError(name, "is missing; give a value")
+            values[one.name] = default(name)
+    return kind(**values)
+
+
+def _build_value(field: str, value: Any, hint: Any) -> Any:
+    kind = bare(hint)
+    if kind in (str, str | None) and type(value) in (int, float):  # as experiment_name=3
+        value = str(value)
+    if get_origin(kind) is list and isinstance(value, list):
+        of = get_args(kind)[0]
+        return [_build_value(f"{field}[{i}]", one, of) for i, one in enumerate(value)]
+    if get_origin(kind) is dict and isinstance(value, dict):
+        of = get_args(kind)[1]
+        return {key: _build_value(f"{field}.{key}", one, of) for key, one in value.items()}
+    return check_type(field, value, hint)
+
+
+def check_type(field: str, value: Any, hint: Any) -> Any:
+    """Return the value as the type `hint`, as a field or a constructor declares it.
+
+    An int will do where a float is declared, and a number that has a range is finite. Raises
+    ConfigError, naming the field, for a value of another type, out of range, or that is no choice.
+    """
+    options = _list_options(hint)
+    ranges = [limits for kind, limits in options if limits and type(value) in (kind, int)]
     try:
-        if OmegaConf.is_config(node):  # as plain values, so that an added name is found
-            node = OmegaConf.to_container(node, resolve=True)
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), node))  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        raise explain_omegaconf_error(error) from error
-
-
-def explain_omegaconf_error(
-    error: OmegaConfBaseException, names: Sequence[str] = ()
-) -> ConfigError:
-    """Return the ConfigError for OmegaConf's error about a setting.
-
-    `names`: those of all settings, with dots, one of which may be meant.
-    """
-    field = str(error.full_key or error.key or "config")
-    message = (error.msg or str(error)).splitlines()[0]
-    if isinstance(error, ConfigKeyError | ConfigAttributeError):
-        if not names and is_dataclass(error.object_type):
-            above = field.rpartition(".")[0] + "." * ("." in field)
-            names = [f"{above}{one.name}" for one in fields(error.object_type)]
-        near = find_settings(field, names)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        message = f"is not a setting; {hint}--help lists them all"
-    elif isinstance(error, MissingMandatoryValue):
-        message = "is missing; give a value"
-    elif "is not Optional" in message:
-        message = "is null; give a value"
-    elif "is not a ListConfig" in message:
-        message = f"is not a list; write {field}=[a,b]"
-    elif "does not support deletion" in message:
-        message = REMOVED
-    return ConfigError(field, message)
-
-
-def check_type(field: str, value: Any, hint: Any) -> None:
-    """Raise ConfigError if `value` is not of the type `hint`, as a constructor declares it."""
-    hints = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    words = [word for one in hints if get_origin(one) is Literal for word in get_args(one)]
-    kinds = [get_origin(one) or one for one in hints if get_origin(one) is not Literal]
-    # isinstance would take True for an int. An int will do where a float is declared.
-    if Any in kinds or type(value) in kinds or (type(value) is int and float in kinds):
-        return
-    if isinstance(value, str) and value in words:
-        return
-    if words and str not in kinds:
+        if not ranges or value != math.inf:
+            return msgspec.convert(value, hint)
+    except TypeError:  # a type of others, which msgspec does not know
+        return value
+    except msgspec.ValidationError:
+        pass
+    if ranges:
+        raise ConfigError(field, _describe_range(value, ranges[0]))
+    words = [word for kind, _ in options if get_origin(kind) is Literal for word in get_args(kind)]
+    kinds = [get_origin(kind) or kind for kind, _ in options if get_origin(kind) is not Literal]
+    if words and {*kinds} <= {type(None)}:
         raise ConfigError(field, f"{str(value)!r} is unknown; {suggest(str(value), words)}")
     taken = [TYPE_NAMES.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds]
     kind = type(value).__name__
     what = "is null" if value is None else f"{value!r} is {'an' if kind == 'int' else 'a'} {kind}"
     raise ConfigError(field, f"{what}; give {' or '.join([*words, *taken])}")
+
+
+def _list_options(hint: Any) -> list[tuple[Any, msgspec.Meta | None]]:
+    """Return the types in a union, each with its limits."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [option for one in get_args(hint) for option in _list_options(one)]
+    if get_origin(hint) is Annotated:
+        limits = next((one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)), None)
+        return [(kind, own or limits) for kind, own in _list_options(bare(hint))]
+    return [(hint, None)]
+
+
+def _describe_range(value: float, limits: msgspec.Meta) -> str:
+    if limits.le is not None and limits.le < value < math.inf:
+        return f"{value} is too large; at most {limits.le}"
+    positive = limits.gt == 0 and limits.lt is None
+    wrong = "is not a positive number" if positive else "is out of range"
+    start = f"{limits.ge:g} or more" if limits.gt is None else f"one above {limits.gt:g}"
+    end = "" if limits.lt is None else f", below {limits.lt:g}"
+    return f"{value} {wrong}; give {start}{end}"
+
+
+def describe_unknown(name: str, names: Sequence[str]) -> str:
+    """Return what is said of a name that is no setting; one of `names` may be meant."""
+    near = find_settings(name, names)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"is not a setting; {hint}--help lists them all"
 
 
 def find_settings(name: str, names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, read_write
 
 from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
@@ -90,8 +90,7 @@ def plan_jobs(
             if alike not in composed:
                 composed[alike] = loader.load_sweep_config(config, job.overrides)
             node = composed[alike]
-            for name, value in own.items():
-                OmegaConf.update(node, name, value)
+            node.merge_with_dotlist([f"{name}={value}" for name, value in own.items()])
             with read_write(node.hydra):
                 node.hydra.overrides.task = job.overrides
             HydraConfig.instance().set_config(node)

@@ -11,15 +11,19 @@ out the runs of the first stage.
 import math
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.runs.folder import TUNING, RunFolder, find_begun, find_done
+from gptattn.settings.config import Positive, Share
 from gptattn.settings.identity import settings_key
-from gptattn.settings.values import build_dataclass, check_values, within
+from gptattn.settings.values import build_dataclass
 from gptattn.sweep.jobs import Job
 from gptattn.sweep.plan import DIVERGED, Plan
 from gptattn.sweep.stages import Results, Stage
@@ -34,26 +38,20 @@ MAX_RATES = 10  # of one variant, those that `refine` adds included
 class Tune:
     """The rates to try for each variant, and the seed to try them with."""
 
-    lr: list[float]
-    seed: int = field(metadata=within(least=0))  # none of those that are compared
-    budget: float = field(default=1.0, metadata=within(least=0.01, most=1))  # share of a run's
+    lr: list[Positive]
+    seed: Annotated[int, Meta(ge=0)]  # none of those that are compared
+    budget: Annotated[float, Meta(ge=0.01, le=1)] = 1.0  # share of a run's
     refine: bool = False
     # A run's rate, over the one that its trials chose.
-    scale: float = field(default=1.0, metadata=within(above=0, most=1))
+    scale: Share = 1.0
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
     """Read `hydra.sweeper.tune`. Raises ConfigError, which names the key."""
-    try:
-        tune = build_dataclass(Tune, node)
-    except ConfigError as error:
-        raise ConfigError(f"{FIELD}.{error.field}", error.message) from error
-    check_values(tune, f"{FIELD}.")
+    given = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
+    tune = build_dataclass(Tune, given, f"{FIELD}.")
     if not tune.lr:
         raise ConfigError(f"{FIELD}.lr", "is empty; give one rate or more, as [1e-3,2e-3]")
-    for rate in tune.lr:
-        if not 0 < rate < math.inf:
-            raise ConfigError(f"{FIELD}.lr", f"{rate} is not a positive number; give one above 0")
     return replace(tune, lr=sorted(set(tune.lr)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gptattn.cli.arguments import option, parse
+from gptattn.cli.arguments import Count, option, parse
 from measuring.menu import PEERS, VARIANTS, Stack, check_peers, check_variants, stack_of
 from measuring.peers import ATTENTION_MODULES
 from measuring.rounds import (
@@ -47,9 +47,9 @@ class Arguments:
     variants: tuple[str, ...] = option(VARIANTS, OURS)
     peers: tuple[str, ...] = option(PEERS, tuple(ATTENTION_MODULES))
     lengths: tuple[int, ...] = option("tokens per row", LENGTHS)
-    rounds: int = option("in each, all take a turn", 7, least=1)
-    steps: int = option("of each in a round", 2, least=1)
-    threads: int = option("CPU threads", 2, least=1)
+    rounds: Count = option("in each, all take a turn", 7)
+    steps: Count = option("of each in a round", 2)
+    threads: Count = option("CPU threads", 2)
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:

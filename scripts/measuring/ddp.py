@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gptattn.build.model import build_model
-from gptattn.cli.arguments import option, parse_own
+from gptattn.cli.arguments import Count, option, parse_own
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import settings
 from gptattn.training.preflight import preflight
@@ -34,8 +34,8 @@ IDS = 256  # of bytes
 class Arguments:
     """model=nano"""
 
-    rounds: int = option("in each, all take a turn", 5, least=1)
-    steps: int = option("of each run", 60, least=1)
+    rounds: Count = option("in each, all take a turn", 5)
+    steps: Count = option("of each run", 60)
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:

@@ -19,7 +19,7 @@ import torch
 
 from gptattn.attention import CacheGroup
 from gptattn.attention.linear import prepare
-from gptattn.cli.arguments import option, parse
+from gptattn.cli.arguments import Count, option, parse
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import resolve_device, synchronize
@@ -51,8 +51,8 @@ class Arguments:
     only: Literal["model", "attention"] | None = option("model or attention; default: both")
     lengths: tuple[int, ...] = option("tokens in the cache of one layer", (1024, 8192))
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = option("float32, bfloat16 or both", ())
-    rounds: int = option("in each, all take a turn", 5, least=1)
-    threads: int = option("CPU threads", 2, least=1)
+    rounds: Count = option("in each, all take a turn", 5)
+    threads: Count = option("CPU threads", 2)
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:

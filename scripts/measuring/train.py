@@ -31,7 +31,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gptattn.build.model import build_model
-from gptattn.cli.arguments import option, parse
+from gptattn.cli.arguments import Count, option, parse
 from gptattn.data.sampler import Batch, TrainingStream, training_batch
 from gptattn.machine.device import (
     matmul_flops_per_second,
@@ -99,8 +99,8 @@ class Arguments:
     precisions: tuple[Literal["32-true", "bf16-mixed"], ...] = option(
         "32-true, bf16-mixed or both", ("bf16-mixed" if ON_GPU else "32-true",)
     )
-    rounds: int | None = option("in each, all take a turn; default: by size", least=1)
-    threads: int = option("CPU threads", 2, least=1)
+    rounds: Count | None = option("in each, all take a turn; default: by size")
+    threads: Count = option("CPU threads", 2)
     memory: bool = option("false: only speed", True)
     memory_of: str | None = option("only the memory of this one, in this process")
 

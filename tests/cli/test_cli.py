@@ -67,7 +67,7 @@ def test_help_shows_examples_choices_and_settings(tmp_path, capfd):
     for file in (CONF / "attn").glob("*.yaml"):
         assert f"\n    {file.stem} " in out
     assert "batch_size=16            sequences per optimizer step\n" in out
-    assert not [word for word in ("${", "beside_others", "hydra.") if word in out]
+    assert not [word for word in ("${", "hydra.") if word in out]
     assert (err, [line for line in out.splitlines() if len(line) > 100]) == ("", [])
     assert left_behind(tmp_path) == []
 

@@ -24,7 +24,7 @@ from gptattn.settings.config import BudgetConfig
     ],
 )
 def test_a_budget_becomes_whole_steps_or_seconds(given, steps):
-    unset = {"steps": None, "tokens": None, "seconds": None, "flops": None}
+    unset = {"steps": None, "tokens": None, "seconds": None, "flops": None, "accuracy": None}
     cfg = BudgetConfig(**(unset | given), default_steps=70)
     expected = Budget(steps, given.get("seconds"))
     assert resolve_budget(cfg, tokens_per_step=64, flops_per_token=100.0) == expected

@@ -6,7 +6,7 @@ import pytest
 from building import settings
 
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.config import BOUND, LENGTH, PLACE, RESULT, VIEW
+from gptattn.settings.config import Meaning
 from gptattn.settings.identity import (
     Provenance,
     at_step,
@@ -36,12 +36,21 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        ("seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer", BOUND),
-        ("budget budget.steps budget.tokens", LENGTH),
-        ("data.path data.val_path tokenizer.path", PLACE),
-        ("log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y", VIEW),
-        ("attn.scale part.gate.granularity pattern[0] model batch_size trainer.precision", RESULT),
-        ("data.mask_documents", RESULT),
+        (
+            "seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer",
+            Meaning.BOUND,
+        ),
+        ("budget budget.steps budget.tokens", Meaning.LENGTH),
+        ("data.path data.val_path tokenizer.path", Meaning.PLACE),
+        (
+            "log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y",
+            Meaning.VIEW,
+        ),
+        (
+            "attn.scale part.gate.granularity pattern[0] model batch_size trainer.precision",
+            Meaning.RESULT,
+        ),
+        ("data.mask_documents", Meaning.RESULT),
     ],
 )
 def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names, expected):

@@ -36,8 +36,8 @@ TYPED = {
     "+seed=2": r"seed: already exists; write seed=... without the \+",
     "~seed": r"seed: cannot be removed; give it a value instead",
     # Types
-    "seed=one": r"seed: Value 'one' of type 'str' could not be converted to Integer",
-    "model.num_layers=null": r"model.num_layers: is null; give a value",
+    "seed=one": r"seed: 'one' is a str; give a whole number",
+    "model.num_layers=null": r"model.num_layers: is null; give a whole number",
     "attn": r"attn: cannot be read; write name=value",
     # Ranges, and what does not go together
     "model.mlp=none match=params": r"match: params changes the MLP's width, but model.mlp=none",
@@ -50,7 +50,7 @@ TYPED = {
     "pattern=[gqa,mqa,mha]": (
         r"pattern: the 3 layers of gqa,mqa,mha do not fit model.num_layers=2; give model.num_l"
     ),
-    "pattern=gqa": r"pattern: is not a list; write pattern=\[a,b\]",
+    "pattern=gqa": r"pattern: 'gqa' is a str; give a list, as \[a,b\]",
     "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}$",
     "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
         r"attn.kv_rank: no attention in pattern=\[gqa,gated_deltanet\] has it; gqa has "

@@ -9,7 +9,7 @@ import torch
 
 from gptattn.build.data import build_tokenizer
 from gptattn.build.model import build_model
-from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
+from gptattn.cli.arguments import PACKAGES, Seed, option, parse, run_script
 from gptattn.data import hub
 from gptattn.data.bpe import find_files
 from gptattn.data.tokenizer import write_files
@@ -48,7 +48,7 @@ class Arguments:
         "hf:openai-community/gpt2@main"
     )
     method: InitMethod = option("how key/value heads are merged: mean, first or random", "mean")
-    seed: int = option("seed of method=random", 1, **SEED)
+    seed: Seed = option("seed of method=random", 1)
     out: Path | None = option(
         "default: next to the source, its name plus _to_VARIANT; for a name on the hub, in outputs"
     )

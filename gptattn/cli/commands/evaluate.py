@@ -24,7 +24,7 @@ from gptattn.machine.device import resolve_device, set_threads
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
-from gptattn.settings.config import Accelerator
+from gptattn.settings.config import Accelerator, Threads
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Arguments:
         (),
     )
     device: Accelerator = option("cpu, gpu or auto", "auto")
-    threads: int | None = option("CPU threads; default: all", least=1, most=1024)
+    threads: Threads | None = option("CPU threads; default: all")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 

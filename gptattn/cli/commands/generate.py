@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
+from gptattn.cli.arguments import PACKAGES, Count, Seed, option, parse, run_script
 from gptattn.decode.generate import pad_left, stream
 from gptattn.decode.prompt import read_prompt, read_prompts
 from gptattn.decode.sampling import Sampling
@@ -23,7 +23,7 @@ from gptattn.errors import ConfigError, DataError
 from gptattn.machine.console import make_printable
 from gptattn.machine.device import resolve_device, set_threads, synchronize
 from gptattn.runs.load import load_run
-from gptattn.settings.config import Accelerator
+from gptattn.settings.config import Accelerator, Threads
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Arguments:
         "one prompt per line, continued as a batch; when the longest row fills the context, all "
         "slide or stop"
     )
-    tokens: int = option("maximum number of new tokens", 200, least=1)
+    tokens: Count = option("maximum number of new tokens", 200)
     temperature: float = option("0 is greedy", 0.8)
     top_k: int | None = option("keep the N most likely tokens")
     top_p: float | None = option("keep the fewest tokens with total probability P")
     min_p: float | None = option("keep tokens at least P times as likely as the top one")
     repetition_penalty: float = option("above 1: fewer repeated tokens", 1.0)
     stop: str | None = option("stop at this text")
-    samples: int = option("samples per prompt, generated as a batch", 1, least=1)
-    seed: int = option("the same seed gives the same text", 1, **SEED)
+    samples: Count = option("samples per prompt, generated as a batch", 1)
+    seed: Seed = option("the same seed gives the same text", 1)
     full: Literal["slide", "stop"] = option(
         "when the context is full: slide (keep the newer half and read it again) or stop", "slide"
     )
@@ -55,9 +55,7 @@ class Arguments:
         "instructions for it, and slower on others; texts may differ",
         "float32",
     )
-    threads: int | None = option(
-        "CPU threads; default: all. 1 suits a small model", least=1, most=1024
-    )
+    threads: Threads | None = option("CPU threads; default: all. 1 suits a small model")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 

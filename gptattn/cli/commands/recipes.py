@@ -12,7 +12,7 @@ import torch
 
 from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
 from gptattn.build.model import build_model
-from gptattn.cli.arguments import option, parse_own, run_script
+from gptattn.cli.arguments import Count, option, parse_own, run_script
 from gptattn.errors import ConfigError
 from gptattn.model.cost import count_cache, count_parameters
 from gptattn.model.gpt import GPT
@@ -27,7 +27,7 @@ class Arguments:
     """cache_bytes=1MB context=32768"""
 
     cache_bytes: str = option("most bytes of the cache, as 1MB (10^6), 1MiB (2^20), 800kB or 2GB")
-    context: int = option("tokens in the cache", 32768, least=1)
+    context: Count = option("tokens in the cache", 32768)
 
 
 def list_fitting(arguments: Sequence[str]) -> None:
