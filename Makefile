@@ -85,19 +85,28 @@ bench: $(BENCH)/.installed
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
-# The track's table, follow-ups, gate, recall against state and simulation, about 18 hours of two cores.
-# Stop it at any time: the same command goes on after the runs that have ended. A failed entry (-) does
-# not stop the rest.
+# The track's table, gate, recall against state and simulation, about 18 hours of two cores. Stop it at
+# any time: the same command goes on after the runs that have ended. A failed entry (-) does not stop
+# the rest. The second stage has the entries that the first left open.
 TRACK := $(BIN)/python train.py -m
+SECOND := $(TRACK) experiment=track 'seed=range(24,29)'
+GATE := $(TRACK) experiment=track_gate
 track: $(STAMP)
 	$(TRACK) experiment=track_baseline
 	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
 	-$(TRACK) experiment=track_table
-	-$(TRACK) experiment=track_second
+	-$(SECOND) attn=mha,mha_wrapper,gqa,mqa,cross_layer,differential,single_head
+	-$(SECOND) attn=mha 'part=[qk_norm],[gate],[sink],[softcap],[value_residual]'
+	-$(SECOND) attn=mha 'part=[temperature]' part.temperature.floor=32
+	-$(SECOND) attn=mha position=alibi
+	-$(SECOND) recipe=llama3,mistral,qwen3,olmo3,glm4,gemma2
+	-$(SECOND) 'pattern=[sliding,mha]'
 	$(BIN)/gptattn-compare outputs/track
-	-$(TRACK) experiment=track_followups
-	$(TRACK) experiment=track_gate attn=mha budget.steps=800,1600,2263,3200 'seed=range(1,6)'
-	-$(TRACK) experiment=track_records
+	$(GATE) attn=mha budget.steps=800,1600,2263,3200 'seed=range(1,6)'
+	-$(GATE) recipe=gemma3,exaone4,gpt_oss
+	-$(GATE) attn=mamba2,gated_deltanet,kda position=none
+	-$(GATE) attn=mha 'part=[forget]' position=none
+	-$(GATE) 'pattern=[gated_deltanet,gated_deltanet,gated_deltanet,mha]'
 	$(BIN)/gptattn-compare outputs/track_gate
 	-$(TRACK) experiment=recall_state
 	$(BIN)/gptattn-compare outputs/recall_state

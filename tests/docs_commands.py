@@ -43,7 +43,7 @@ SIZES = [
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 AS_THEY_ARE = ("convert", "attention-map", "check", "recipes")
 MEASURING = ("torture", "track_speeds", "simulate_statistics", "recipes_page", "variants_page")
-OF_SHAKESPEARE = {f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_muon")}
+OF_SHAKESPEARE = {f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu")}
 
 
 def new_on(page: Path) -> list[tuple[str, ...]]:
