@@ -3,7 +3,6 @@
 The template in conf/hydra/help calls the two resolvers, with the config that Hydra has composed.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill, shorten
@@ -11,16 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from gptattn.settings.comments import OVER_OTHERS, read_comments
 from gptattn.settings.config import CONF
 
 WIDTH = 100  # columns
 TRAIN = CONF / "train.yaml"
 EXPLAINED = ("attn", "part", "position", "recipe")  # groups that have a line for each file
-OVER_OTHERS = (
-    "launcher",
-    "experiment",
-    "recipe",
-)  # files that set what others explain
 
 
 def describe_choices(_root_: DictConfig) -> str:
@@ -65,31 +60,6 @@ def describe_settings(_root_: DictConfig) -> str:
             title = titles.get(group) or f"{group or 'run'}: {comments.get(group, '')}"
             lines += [f"  {shorten(title, WIDTH - 2, placeholder=' ...')}", *_make_table(rows)]
     return _escape(lines)
-
-
-def read_comments(file: Path, group: str = "") -> dict[str, str]:
-    """Return the comment of each key in a YAML file, above it or beside it, by its dotted name.
-
-    A file of a group holds the settings of that group unless its first line names another package.
-    """
-    found: dict[str, str] = {}
-    above, path = list[str](), list[str]()
-    text = file.read_text(encoding="utf-8")
-    package = re.match(r"# @package (\S+)", text)
-    start = group if package is None else package[1].replace("_global_", "")
-    for line in text.splitlines():
-        key = re.match(r"( *)(\w+):(?: .*?)??(?:\s#\s(.*))?$", line)
-        if line.lstrip().startswith("#"):
-            above.append(line.lstrip("# "))
-            continue
-        if key is not None:
-            # The comment at the top is the file's.
-            words = [*(above if path else []), *([key[3]] if key[3] else [])]
-            path = [*path[: len(key[1]) // 2], key[2]]
-            if words:
-                found[".".join(filter(None, [start, *path]))] = " ".join(words)
-        above = []
-    return found
 
 
 def _find_files(root: DictConfig) -> Iterator[tuple[str, dict[str, Path]]]:

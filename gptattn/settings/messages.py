@@ -3,18 +3,16 @@
 import re
 import traceback
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.config import Settings
+from gptattn.settings.comments import list_settings
 from gptattn.settings.construct import SETTING_OF
-from gptattn.settings.values import NO_RECIPE, bare, describe_unknown, list_hints, suggest
+from gptattn.settings.values import NO_RECIPE, describe_unknown, suggest
 
 REMOVED = "cannot be removed; give it a value instead"
 # Hydra's message -> ours about the setting {0} with the value {1}.
@@ -86,26 +84,6 @@ def explain_omegaconf_error(error: OmegaConfBaseException, conf: Path) -> Config
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         return ConfigError(field, describe_unknown(field, list_settings(conf)))
     return ConfigError(field, (error.msg or str(error)).splitlines()[0])
-
-
-def list_settings(conf: Path) -> list[str]:
-    """Return the names of all settings, with dots: of the schema, and in the files of `conf`."""
-    found = _list_fields(Settings, "")
-    for group in ("attn", "position", "data", "tokenizer", "part"):
-        for file in sorted((conf / group).glob("*.yaml")):
-            node = yaml.safe_load(file.read_text(encoding="utf-8"))
-            prefix = f"part.{file.stem}" if group == "part" else group
-            found += [f"{prefix}.{key}" for key in node.get(group, node) if key[0].isalpha()]
-    return [*dict.fromkeys([*found, "run_dir", "resume"])]
-
-
-def _list_fields(kind: Any, prefix: str) -> list[str]:
-    found = []
-    for name, hint in list_hints(kind).items():
-        found.append(f"{prefix}{name}")
-        if is_dataclass(bare(hint)):
-            found += _list_fields(bare(hint), f"{prefix}{name}.")
-    return found
 
 
 def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:

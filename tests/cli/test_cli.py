@@ -6,7 +6,7 @@ import pytest
 import yaml
 from support import command, summary, tiny, train
 
-from gptattn.cli.help import OVER_OTHERS, read_comments
+from gptattn.settings.comments import OVER_OTHERS, read_comments
 from gptattn.settings.compose import CONF
 
 
