@@ -52,18 +52,18 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
     return Budget(steps=cfg.default_steps if cfg.steps is None else cfg.steps, seconds=None)
 
 
-def learning_rate_factor(progress: float, optim: OptimConfig) -> float:
-    """Return the factor on the peak learning rate at `progress`, 0 to 1.
+def learning_rate(progress: float, optim: OptimConfig) -> float:
+    """Return the learning rate at `progress`, 0 to 1: see `Budget.schedule`.
 
-    It rises linearly over the first `warmup_fraction`, holds, and falls to `final_lr_fraction` over
-    the last `decay_fraction`, along a cosine or a line.
+    It rises linearly to the peak, `lr`, over the first `warmup_fraction`, holds, and falls to the
+    share `final_lr_fraction` over the last `decay_fraction`, along a cosine or a line.
     Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts; the line: Bergsma
     et al. 2025, arXiv:2502.15938.
     """
     warmup, final = optim.warmup_fraction, optim.final_lr_fraction
     if progress < warmup:
-        return progress / warmup
+        return optim.lr * (progress / warmup)
     start = warmup if optim.decay_fraction is None else 1 - optim.decay_fraction
     done = max(0.0, (progress - start) / (1 - start))
     left = 1 - done if optim.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return final + (1 - final) * left
+    return optim.lr * (final + (1 - final) * left)

@@ -51,9 +51,9 @@ class Command(Settings):
 
 
 # Hydra refuses a name that the files in conf/ do not have, but not in these groups.
-_groups = OmegaConf.create({name: {} for name in OPEN})
-for _name in OPEN:
-    OmegaConf.set_struct(_groups[_name], False)
+_groups = OmegaConf.create({name: {} for name in OPEN} | {"trainer": {"callbacks": {}}})
+for _group in (*(_groups[name] for name in OPEN), _groups.trainer.callbacks):
+    OmegaConf.set_struct(_group, False)
 ConfigStore.instance().store("open_groups", _groups)
 
 
@@ -136,7 +136,8 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         if package is not None and package[1] != name:
             line = f'its first line must be "# @package {name}"'
             raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
-    found = check_targets(values, command.allow_targets)
+    named = values | {"trainer.callbacks": command.trainer.callbacks}
+    found = check_targets(named, command.allow_targets)
     kept = [o for o, key in zip(typed, keys, strict=True) if key not in ("seed", "run_dir")]
     values |= {"code_folders": sorted(map(str, found)), "overrides": kept}
     return TrainConfig(**values, choices=choices)

@@ -163,7 +163,8 @@ class SampleConfig:
 class TrainerConfig:
     """The device, the precision and the processes of a run; see conf/trainer.
 
-    `devices`: the processes on each of `num_nodes` machines.
+    `devices`: the processes on each of `num_nodes` machines. `callbacks`: by any name, the Specs of
+    Lightning callbacks.
     """
 
     accelerator: Annotated[Accelerator, Meaning.BOUND]
@@ -173,6 +174,7 @@ class TrainerConfig:
     deterministic: Annotated[bool, Meaning.BOUND]
     devices: Annotated[Annotated[int, Meta(gt=0, le=1024)] | Literal["auto"], Meaning.VIEW]
     num_nodes: Annotated[Annotated[int, Meta(gt=0, le=65_536)] | Literal["auto"], Meaning.VIEW]
+    callbacks: dict[str, Spec] = field(default_factory=dict)  # which earlier records lack
 
     @property
     def processes(self) -> int:

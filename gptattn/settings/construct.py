@@ -22,7 +22,7 @@ from gptattn.settings.values import check_type, suggest
 
 # Somebody else's run folder may name any class; it can import from these packages only, and from
 # the user's own folders.
-PACKAGES = ("gptattn", "lightning.pytorch.loggers")
+PACKAGES = ("gptattn", "lightning.pytorch.loggers", "lightning.pytorch.callbacks")
 
 # Argument of an attention -> the setting that fills it where the constructor declares it.
 FILLED_BY = {

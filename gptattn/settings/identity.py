@@ -71,7 +71,8 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    kept = {key: value for key, value in config.items() if meaning(key) is Meaning.RESULT}
+    # An empty group is one that the record of an earlier version lacks.
+    kept = {k: v for k, v in config.items() if v != "{}" and meaning(k) is Meaning.RESULT}
     return kept | {"budget": budget_words(config)}
 
 
@@ -136,11 +137,13 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     # the text stands in.
     layers = [(one.attn, *one.part.values(), one.position) for one in cfg.kinds()]
     specs = (*chain(*layers), cfg.position, cfg.tokenizer, cfg.data)
-    specs = (*specs, cfg.optim.matrices or {})
+    specs = (*specs, cfg.optim.matrices or {}, *cfg.trainer.callbacks.values())
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.init_from")
-    return hash_code(targets, cfg.allow_targets)
+    # Lightning's own callbacks count by its version.
+    theirs = ["lightning"] * any(target.startswith("lightning.") for target in targets)
+    return hash_code(targets, [*cfg.allow_targets, *theirs])
 
 
 def differences(was: Provenance | None, now: Provenance) -> list[str]:

@@ -16,13 +16,14 @@ import lightning.pytorch as L
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize
-from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import BudgetConfig, SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
@@ -97,7 +98,11 @@ class StepClock(L.Callback):
 
 
 class MetricRows(L.Callback):
-    """Records one row every `log_every` optimizer steps and one per validation."""
+    """Records one row every `log_every` optimizer steps and one per validation.
+
+    They have the module's losses, speed and progress, and what a callback before this one has
+    logged with `self.log`: of training the means since the last row, of validation the values.
+    """
 
     def __init__(
         self,
@@ -120,6 +125,8 @@ class MetricRows(L.Callback):
         self.completed: list[dict[str, Any]] = []  # every budget that the run has completed
         self._logged_step = 0
         self._timed_steps = 0
+        self._since: dict[str, list[Tensor]] = {}  # what was logged since the last row
+        self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -128,6 +135,7 @@ class MetricRows(L.Callback):
             "completed": self.completed,
             "logged_step": self._logged_step,
             "timed_steps": self._timed_steps,
+            "since": self._since,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,10 +146,20 @@ class MetricRows(L.Callback):
         self.completed = state_dict["completed"]
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
+        self._since = state_dict["since"]
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        step = trainer.global_step
-        if step > self._logged_step and (step % self.cfg.log_every == 0 or step == 1):
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        for name, values in self._since.items():
+            self._since[name] = [value.to(pl_module.device) for value in values]
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step, ends = trainer.global_step, (batch_idx + 1) % self.cfg.accumulate == 0
+        new = (pl_module.losses if ends else {}) | self._read_new(trainer)
+        for name, value in new.items():
+            self._since.setdefault(name, []).append(value)
+        if ends and (step % self.cfg.log_every == 0 or step == 1):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -152,28 +170,31 @@ class MetricRows(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._record(trainer, self.measure_end(pl_module))
 
+    def _read_new(self, trainer: L.Trainer) -> dict[str, Tensor]:
+        """Return what was logged since this was last called: Lightning keeps old values, too."""
+        before, self._known = self._known, dict(trainer.callback_metrics)
+        return {
+            name: value
+            for name, value in self._known.items()
+            if name != "epoch" and not (name in before and value.is_set_to(before[name]))
+        }
+
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
         step = trainer.global_step
         self.clock.settle()
         if module.device.type != "cpu":
             module.check_finite()  # on a CPU each step has
         per_step = mean(self.clock.step_seconds[self._timed_steps :])
-        # Infinite where float16 overflowed and the loss scaler skipped the step.
-        grad_norm = module.grad_norm.item()
         row = {
-            TRAIN_LOSS: torch.stack(module.train_losses).mean().item(),
-            **{
-                f"train/{name}": torch.stack(losses).mean().item()
-                for name, losses in module.own_losses.items()
-            },
-            "train/lr": module.lr,
-            "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
+            **{name: read(torch.stack(values).mean()) for name, values in self._since.items()},
+            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            # Infinite where float16 overflowed and the loss scaler skipped the step.
+            "train/grad_norm": read(module.grad_norm),
             **self._speed_row(per_step),
             MEMORY: peak_memory_mb(module.device),
             **self._progress_row(step),
         }
-        module.train_losses.clear()
-        module.own_losses.clear()
+        self._since.clear()
         self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
         self._record(trainer, row)
 
@@ -207,7 +228,8 @@ class MetricRows(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         step = trainer.global_step
-        row = {**pl_module.val_metrics, **self._progress_row(step)}
+        logged = {name: read(value) for name, value in self._read_new(trainer).items()}
+        row = {**logged, **pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row)
         if row["progress/budget"] >= 1.0 or self.cfg.budget.reached(row.get(ACCURACY)):
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
@@ -227,6 +249,12 @@ class MetricRows(L.Callback):
         steps = self.clock.step_seconds
         speed = self._speed_row(median(steps)) if steps else {}
         return speed | {MEMORY: peak_memory_mb(module.device)}
+
+
+def read(value: Tensor) -> float | None:
+    """Return a metric's value; None if it is not finite, which JSON cannot hold."""
+    number = value.item()
+    return number if math.isfinite(number) else None
 
 
 class Samples(L.Callback):

@@ -16,7 +16,7 @@ from gptattn.model.gpt import GPT
 from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
 from gptattn.optim.matrix_rule import CombinedAdamW, split_by_decay
 from gptattn.runs.metrics import ACCURACY, BITS, LOSS, TRAIN_LOSS
-from gptattn.settings.budget import learning_rate_factor
+from gptattn.settings.budget import learning_rate
 from gptattn.settings.config import TrainConfig
 
 
@@ -48,13 +48,10 @@ class LanguageModel(L.LightningModule):
         self.val_bytes, self.seed = val_bytes, cfg.seed
         self.matrices = build_matrix_rule(cfg)
         self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
-        self.train_losses: list[Tensor] = []  # of each step since the last row, which empties it
-        self.own_losses: dict[str, list[Tensor]] = {}  # the layers' own likewise, means over them
+        # Of the newest step; means over its micro-batches and all processes.
+        self.losses: dict[str, Tensor] = {}
         self.grad_norm = torch.tensor(0.0)
-        self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
-        self._step_losses: list[Tensor] = []  # of the micro-batches of the step in progress
-        self._step_own: dict[str, list[Tensor]] = {}
         self._trained = list(model.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -83,16 +80,16 @@ class LanguageModel(L.LightningModule):
         return CombinedAdamW(groups, self.matrices, **settings)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the step's learning rate (`settings/budget.py` has the schedule).
+        """Set the step's learning rate.
 
         With a budget in seconds, Lightning's schedulers would be a step late.
         """
         if batch_idx % self.accumulate:
             return
         step = self.global_step + 1
-        self.lr = self.optim.lr * learning_rate_factor(self.schedule(step), self.optim)
+        rate = learning_rate(self.schedule(step), self.optim)
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.lr
+            group["lr"] = rate
         if self.trainer.world_size > 1:
             key = (self.seed, step, self.trainer.global_rank)
             drawn = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
@@ -113,12 +110,27 @@ class LanguageModel(L.LightningModule):
             count = (batch[1] != IGNORED).sum()
             total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
             loss = loss * (count * self.trainer.world_size / total)
-        self._step_losses.append(loss.detach() / self.accumulate)
-        for name, losses in own.items():
-            by_layer = torch.stack(losses)
-            self._step_own.setdefault(name, []).append(by_layer.detach().mean() / self.accumulate)
+        losses = {TRAIN_LOSS: loss}
+        for name, of_layers in own.items():
+            by_layer = torch.stack(of_layers)
+            losses[f"train/{name}"] = by_layer.mean()
             loss = loss + by_layer.sum()
+        self._add_losses(losses, batch_idx)
         return loss
+
+    def _add_losses(self, losses: dict[str, Tensor], batch_idx: int) -> None:
+        """Add a micro-batch to the losses of its step; `self.log` would take half a millisecond."""
+        if batch_idx % self.accumulate == 0:
+            self.losses = {}
+        for name, loss in losses.items():
+            self.losses[name] = self.losses.get(name, 0.0) + loss.detach() / self.accumulate
+        if self.trainer.world_size > 1 and (batch_idx + 1) % self.accumulate == 0:
+            for name, loss in self.losses.items():
+                self.losses[name] = self.trainer.strategy.reduce(loss, reduce_op="mean")
+
+    def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        """Log a metric, which `MetricRows` passes to the loggers, in place of Lightning."""
+        super().log(name, value, *args, **options | {"logger": False})
 
     def configure_gradient_clipping(
         self,
@@ -127,17 +139,6 @@ class LanguageModel(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip the gradients to a norm of `optim.grad_clip`, all together."""
-        loss = sum(self._step_losses[1:], self._step_losses[0])
-        self._step_losses.clear()
-        if self.trainer.world_size > 1:
-            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
-        self.train_losses.append(loss)
-        for name, losses in self._step_own.items():
-            own = torch.stack(losses).sum()
-            if self.trainer.world_size > 1:
-                own = self.trainer.strategy.reduce(own, reduce_op="mean")
-            self.own_losses.setdefault(name, []).append(own)
-        self._step_own.clear()
         self.grad_norm = nn.utils.get_total_norm(
             [p.grad for p in self._trained if p.grad is not None]
         )
@@ -152,7 +153,7 @@ class LanguageModel(L.LightningModule):
     def check_finite(self) -> None:
         """Raise NumericError if the newest step's loss or gradient is not finite."""
         step = self.global_step + (self.device.type == "cpu")
-        values = {TRAIN_LOSS: self.train_losses[-1]}
+        values = {TRAIN_LOSS: self.losses[TRAIN_LOSS]}
         if not self.scaled_loss:  # whose scaler skips a step with such a gradient
             values["train/grad_norm"] = self.grad_norm
         for name, value in values.items():
@@ -210,21 +211,9 @@ class LanguageModel(L.LightningModule):
             self.val_metrics[ACCURACY] = right / tokens
         else:
             self.val_metrics[BITS] = nats / math.log(2) / self.val_bytes
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["since_row"] = {
-            "train_losses": list(self.train_losses),
-            "own_losses": {name: list(losses) for name, losses in self.own_losses.items()},
-            "grad_norm": self.grad_norm,
-            "lr": self.lr,
-        }
+        self.log_dict(self.val_metrics)  # for other callbacks; in float32
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        since = checkpoint["since_row"]
-        self.train_losses[:] = [loss.to(self.device) for loss in since["train_losses"]]
-        for name, losses in since.get("own_losses", {}).items():
-            self.own_losses[name] = [loss.to(self.device) for loss in losses]
-        self.grad_norm, self.lr = since["grad_norm"].to(self.device), since["lr"]
         # AdamW's fused step walks over the memory of a parameter and its averages in one order, and
         # a file does not keep that of a parameter which is not contiguous.
         groups = self.configure_optimizers().param_groups  # the trainer has no optimizer yet

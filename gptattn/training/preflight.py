@@ -8,6 +8,7 @@ import warnings
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +23,12 @@ from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.construct import bind, find_target
+from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
 from gptattn.weights.init_from import Origin, begin_from, read_origin
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
 DTYPES = {  # of matrix products, by trainer.precision
@@ -47,6 +51,7 @@ class Ready:
     weight_dtype: torch.dtype  # in which weights are stored: float32 under mixed precision
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
+    callbacks: "list[Callback]"  # those of `trainer.callbacks`
     provenance: Provenance
 
     def costs(self) -> dict[str, float | None]:
@@ -106,6 +111,14 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
                 )
             bind(f"logger.{name}", spec, {}, cfg.allow_targets)
 
+    callbacks = []
+    if cfg.trainer.callbacks:
+        from lightning.pytorch import Callback  # slow to import
+
+        for name, spec in cfg.trainer.callbacks.items():
+            field = f"trainer.callbacks.{name}"
+            callbacks.append(construct(field, spec, {}, cfg.allow_targets, Callback))
+
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size
@@ -157,4 +170,4 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, device, data, cost, stored, size, origin, provenance)
+    return Ready(cfg, device, data, cost, stored, size, origin, callbacks, provenance)

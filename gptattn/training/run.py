@@ -244,7 +244,7 @@ def _train(
             rate = processes * matmul_flops_per_second(device, DTYPES[trainer_cfg.precision])
         metrics = MetricRows(record, clock, cfg, budget, per_token, rate)
         checkpoints = Checkpoints(held, cfg.checkpoint, facts)
-        callbacks: list[L.Callback] = [clock, metrics]
+        callbacks: list[L.Callback] = [clock, *ready.callbacks, metrics]
         if board is not None and record is not None:
             samples = Samples(record, board, data, cfg.sample, cfg.seed)
             callbacks += [

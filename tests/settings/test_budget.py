@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from building import settings
 
-from gptattn.settings.budget import Budget, learning_rate_factor, resolve_budget
+from gptattn.settings.budget import Budget, learning_rate, resolve_budget
 from gptattn.settings.config import BudgetConfig
 
 
@@ -73,4 +73,4 @@ def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine_or_a_line
 ):
     curve = {"warmup_fraction": warmup, "final_lr_fraction": final, "decay": decay}
     optim = replace(settings().optim, **curve, decay_fraction=fall)
-    assert learning_rate_factor(progress, optim) == pytest.approx(expected, abs=1e-15)
+    assert learning_rate(progress, optim) == pytest.approx(optim.lr * expected, abs=1e-15)
