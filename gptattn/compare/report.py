@@ -13,9 +13,8 @@ from pandas import DataFrame
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
+from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line
-from gptattn.compare.groups import axes_of
-from gptattn.compare.setting_differences import count_values, environments
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table
 from gptattn.compare.track import Track, list_cells
@@ -135,7 +134,7 @@ def page_text(
             for section, own in zip(comparison.sections, plots, strict=True)
         ],
         across=across,
-        axes=", ".join(axes_of(comparison.runs)),
+        axes=", ".join(comparison.sections[0].parts),
         environment=_environment(comparison),
         still_open=still_open,
     )

@@ -20,8 +20,7 @@ from gptattn.compare.comparison import (
 )
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import Groups, rates_differ
-from gptattn.compare.setting_differences import RATE, UNSET
+from gptattn.compare.rows import RATE, UNSET, Groups, rates_differ
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 
@@ -253,15 +252,17 @@ class Report(Comparison):
         return "".join(parts)
 
 
-def load_comparison(*folders: str | Path, baseline: str | None = None) -> Report:
+def load_comparison(
+    *folders: str | Path, baseline: str | None = None, by: Sequence[str] = ()
+) -> Report:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
     `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
-    finished run, ConfigError for an unknown baseline.
+    finished run, ConfigError for an unknown baseline or setting.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]
     runs, skipped = read_runs(paths)
-    found = compare(runs, folders=paths, baseline=baseline, skipped=skipped)
+    found = compare(runs, folders=paths, baseline=baseline, by=by, skipped=skipped)
     return Report(**vars(found))
 
 

@@ -27,7 +27,7 @@ from gptattn.compare.effective_compute import (
     share_spread,
 )
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.setting_differences import RATE, WIDTH
+from gptattn.compare.rows import RATE, WIDTH
 from gptattn.compare.statistics import ALPHA, Interval, t_interval
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically

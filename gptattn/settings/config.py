@@ -42,6 +42,8 @@ BOUND = "fixed once the run has begun; what it means for the result is recorded 
 
 VIEWED, FIXED = {MEANING: VIEW}, {MEANING: BOUND}
 
+LONGEST_NAME = 100  # characters of `name`
+
 # What the files in conf/block set, by the beginnings of the names.
 OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
 
@@ -238,6 +240,7 @@ class Settings:
     logger: dict[str, Spec] = field(default_factory=dict, metadata=VIEWED)
     shared_init: bool = False
     checks: bool = field(default=True, metadata=VIEWED)
+    name: str | None = field(default=None, metadata=VIEWED)
 
 
 class Layer(NamedTuple):
@@ -302,6 +305,11 @@ def check(cfg: TrainConfig) -> None:
     if steps is not None and steps < (cfg.init_from is None):
         raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
     check_values(cfg)
+    name = cfg.name
+    if name is not None and not (name.isprintable() and name.strip() and len(name) <= LONGEST_NAME):
+        raise ConfigError(
+            "name", f"is empty, too long or not printable; give 1 to {LONGEST_NAME} characters"
+        )
     if cfg.batch_size % cfg.accumulate:
         raise ConfigError(
             "accumulate",

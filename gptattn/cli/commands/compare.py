@@ -31,6 +31,9 @@ class Arguments:
         positional=True,
     )
     baseline: str | None = option("the row to compare with; default: mha")
+    by: tuple[str, ...] = option(
+        "the settings to compare, with all others held; default: the attention", ()
+    )
     out: Path | None = option("where the files go; default: comparison in the first folder")
     files: bool = option("false: print only", True)
     markdown: bool = option("true: only print the table, as Markdown", False)
@@ -74,6 +77,7 @@ def run(arguments: Sequence[str]) -> None:
         runs,
         folders=[one_line(str(folder)) for folder in args.folder],
         baseline=args.baseline,
+        by=args.by,
         skipped=skipped,
     )
     for line in comparison.skipped:
@@ -137,7 +141,7 @@ def _report_track(
     from gptattn.settings.identity import flat, result_settings
     from gptattn.training.fingerprint import FingerprintCache, agrees
 
-    for name in ("baseline", "board"):
+    for name in ("baseline", "by", "board"):
         if getattr(args, name):
             raise ConfigError(name, "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
