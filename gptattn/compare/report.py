@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pandas import DataFrame
 
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Comparison, Section
@@ -17,7 +16,7 @@ from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table
-from gptattn.compare.track import Track, list_cells
+from gptattn.compare.track import Track, track_table
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.sweep_states import PLANNED, describe_open
@@ -70,9 +69,8 @@ def write_track(track: Track, out: Path) -> list[Path]:
     """
     from gptattn.compare.plots import draw_hybrids, draw_track
 
-    heading, *rows = list_cells(track)
     with disk_errors(out, "out"):
-        _write(out / "track.csv", DataFrame(rows, columns=heading).to_csv(index=False))
+        _write(out / "track.csv", track_table(track).to_csv())
         plots = [plot for plot in (draw_track(track), draw_hybrids(track)) if plot is not None]
         for plot in plots:
             _write(out / f"{plot.name}.svg", _standalone(plot.svg))
