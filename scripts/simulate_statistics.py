@@ -20,7 +20,7 @@ from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.effective_compute import Effective, fit_curve, judge, share_spread
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.table import markdown_table
+from gptattn.compare.table import Table
 from gptattn.runs.metrics import LOSS
 from gptattn.sweep.tuning import find_vertex, next_rate
 
@@ -220,7 +220,7 @@ def print_tracks(tables: int) -> None:
         held = f"{done.held_at_gate / done.at_gate:.3f}" if done.at_gate >= FEW else ""
         shown = (f"{share:.3f}" for share in shares)
         cells.append([f"{effect - 1:.0%}", *shown, held, f"{done.records / n:.3f}"])
-    print(markdown_table(cells))
+    print(Table("", cells).to_markdown())
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def run(arguments: Sequence[str]) -> None:
             shares = [false_claims(noise, variants, n, fields) for n in SEEDS]
             shown = [f"{rows:.1%}, {firsts:.1%}" for rows, firsts in shares]
             cells.append([noise, str(variants), *shown])
-    print(markdown_table(cells))
+    print(Table("", cells).to_markdown())
     heading = ["variants", *(f"n = {n}" for n in (2, 3, 4, 5, 6, 8, 10, 12))]
     cells = [heading]
     for variants in (2, 3, 4, 8):
@@ -254,7 +254,7 @@ def run(arguments: Sequence[str]) -> None:
             for name in heading[1:]
         ]
         cells.append([str(variants), *(f"{value:.2g}" for value in smallest)])
-    print(f"\n{markdown_table(cells)}")
+    print(f"\n{Table('', cells).to_markdown()}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Turns run folders into an answer: a table of runs, statistics, words, plots and the page.
 
 It may import `training` and what comes before it, but only modules that need neither torch nor
-Lightning. Start reading at `finished_runs.py`; from folder to page follow `groups.py`,
+Lightning. Start reading at `finished_runs.py`; from folder to page follow `rows.py`,
 `comparison.py`, `verdicts.py`, `table.py` and `report.py`.
 """
 

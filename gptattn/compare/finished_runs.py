@@ -20,7 +20,7 @@ from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.metrics import CACHE, LOSS
 from gptattn.runs.two_stages import FirstStage, read_two_stages
-from gptattn.settings.config import CONF
+from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import (
     Provenance,
     at_step,
@@ -100,6 +100,8 @@ class Run:
     evaluation: Evaluation | None = None  # what evaluate has measured, on any of its weights
     uncached: bool = False  # the mechanism has no cache: decoding reads the prefix again
     checked: bool = True  # that the model is causal
+    overrides: Sequence[str] = ()  # as they were typed; none of a run that was made in Python
+    name: str | None = None  # of its row, given by the user
 
     @property
     def code(self) -> str:
@@ -110,6 +112,17 @@ class Run:
     def weights(self) -> str | None:
         """The sha256 of the weights it started from; None without any, or if not recorded."""
         return self.provenance.weights if self.provenance else None
+
+    @property
+    def mlp_width(self) -> str:
+        """The width of the MLP before `match` changed it; `default` if nothing else was set."""
+        width = self.settings.get("model.d_mlp", "None")
+        if self.match is not None and self.match.field == "model.d_mlp":
+            width = f"{self.match.before:g}" if self.match.before else "None"
+        d_model = self.settings.get("model.d_model", "")
+        mlp = "swiglu" if self.settings.get("model.mlp") == "swiglu" else "gelu"
+        default = str(default_width(mlp, int(d_model))) if d_model.isdecimal() else "None"
+        return "default" if width in ("None", default) else width
 
 
 class _Summary(msgspec.Struct):
@@ -273,6 +286,8 @@ def _read(path: Path) -> Run:
         stage=stages.of(recorded) if stages else None,
         uncached=summary.metrics.get(CACHE, 0) is None,
         checked=config.get("checks") != "False",
+        overrides=[one_line(str(override)) for override in recorded.get("overrides") or ()],
+        name=one_line(str(recorded["name"])) if recorded.get("name") else None,
     )
 
 

@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pandas import DataFrame
 
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import COSTS, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
+from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line
-from gptattn.compare.groups import axes_of
-from gptattn.compare.setting_differences import count_values, environments
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table
-from gptattn.compare.track import Track, list_cells
+from gptattn.compare.track import Track, track_table
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.sweep_states import PLANNED, describe_open
@@ -71,9 +69,8 @@ def write_track(track: Track, out: Path) -> list[Path]:
     """
     from gptattn.compare.plots import draw_hybrids, draw_track
 
-    heading, *rows = list_cells(track)
     with disk_errors(out, "out"):
-        _write(out / "track.csv", DataFrame(rows, columns=heading).to_csv(index=False))
+        _write(out / "track.csv", track_table(track).to_csv())
         plots = [plot for plot in (draw_track(track), draw_hybrids(track)) if plot is not None]
         for plot in plots:
             _write(out / f"{plot.name}.svg", _standalone(plot.svg))
@@ -135,7 +132,7 @@ def page_text(
             for section, own in zip(comparison.sections, plots, strict=True)
         ],
         across=across,
-        axes=", ".join(axes_of(comparison.runs)),
+        axes=", ".join(comparison.sections[0].parts),
         environment=_environment(comparison),
         still_open=still_open,
     )

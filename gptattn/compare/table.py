@@ -1,28 +1,23 @@
-"""Makes the tables, as cells of text with a heading row first, for terminal, Markdown and page."""
+"""Makes the tables, cells of text with their words, for terminal, Markdown, CSV and page."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 
+import rich.table
 from pandas import DataFrame
 from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import (
-    Comparison,
-    Section,
-    compare,
-)
+from gptattn.compare.comparison import Comparison, Section, compare
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import Groups, rates_differ
-from gptattn.compare.setting_differences import RATE, UNSET
+from gptattn.compare.rows import RATE, UNSET, Groups, rates_differ
 from gptattn.compare.statistics import Difference, Estimate
+from gptattn.machine.template import fill_template
 from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 
 # Heading -> metric, and the format of its mean.
@@ -48,15 +43,67 @@ DISPENSABLE = (
 
 
 @dataclass(frozen=True)
-class TitledTable:
-    """Cells, heading row first, with title, words and caption."""
+class Table:
+    """Cells, heading row first, with a title, a caption and what they show in words."""
 
     title: str
     cells: Sequence[Sequence[str]]
-    caption: str
-    words: Sequence[str] = field(default_factory=list)
-    notes: Sequence[str] = field(default_factory=list)
-    commands: Sequence[str] = field(default_factory=list)  # for more seeds
+    caption: str = ""
+    words: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    commands: Sequence[str] = ()  # for more seeds
+
+    def print(self, console: Console) -> None:
+        """Print it and its words. Columns in DISPENSABLE are dropped until the rest fits."""
+        columns = list(zip(*self.cells, strict=True))
+        for heading in DISPENSABLE:
+            if _total_width(columns) <= console.width:
+                break
+            columns = [column for column in columns if column[0] != heading]
+        shown = rich.table.Table(
+            title=Text(self.title),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=0,
+            caption=Text(self.caption),
+            caption_justify="left",
+        )
+        # Text keeps rich from reading a variant's name as markup.
+        name, *figures = (Text(heading) for heading, *_ in columns)
+        shown.add_column(name, overflow="fold", max_width=NAME_WIDTH)
+        for heading in figures:
+            # A long name may wrap, but not a figure: part of it would read as another figure.
+            shown.add_column(heading, justify="right", no_wrap=True, overflow="fold")
+        for row in list(zip(*columns, strict=True))[1:]:
+            shown.add_row(*map(Text, row))
+        console.print(shown)
+        for line in [*self.words, *self.notes]:
+            console.print(f"- {line}")
+        for line in self.commands:
+            console.print(f"- {line}", soft_wrap=True)  # to copy a command, it is one line
+        console.print()
+
+    def to_markdown(self) -> str:
+        """Return the cells as Markdown, without title and words."""
+        heading, *body = ([_escape(cell) for cell in row] for row in self.cells)
+        rule = ["---", *["---:"] * (len(heading) - 1)]
+        return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *body])
+
+    def to_csv(self) -> str:
+        """Return the cells as CSV."""
+        heading, *body = self.cells
+        return DataFrame(body, columns=[*heading]).to_csv(index=False, lineterminator="\n")
+
+
+def _total_width(columns: Sequence[Sequence[str]]) -> int:
+    """Return the width of a terminal table with these columns; the first one may wrap."""
+    first, *others = (max(map(len, column)) + 1 for column in columns)
+    return min(first, NAME_WIDTH + 1) + sum(others) + 1
+
+
+def _escape(cell: str) -> str:
+    """Escape what could end a cell or begin an HTML tag."""
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def report_rows(section: Section) -> list[list[str]]:
@@ -124,7 +171,7 @@ def difference_cells(d: Difference | None) -> list[str]:
     ]
 
 
-def section_table(section: Section, title: str = "") -> TitledTable:
+def section_table(section: Section, title: str = "") -> Table:
     """Return the section's table, with what its runs show in words."""
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
@@ -132,57 +179,10 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     words, commands = verdicts.section_words(section), verdicts.seed_commands(section)
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
     cells = report_rows(section)
-    return TitledTable(section.title or title, cells, caption, words, notes, commands)
+    return Table(section.title or title, cells, caption, words, notes, commands)
 
 
-def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:
-    """Return the cells, heading row first, as a terminal table of at most `width` characters.
-
-    Columns in DISPENSABLE are dropped until the rest fits.
-    """
-    columns = list(zip(*cells, strict=True))
-    for heading in DISPENSABLE:
-        if _total_width(columns) <= width:
-            break
-        columns = [column for column in columns if column[0] != heading]
-    table = Table(
-        title=Text(title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        caption=Text(caption),
-        caption_justify="left",
-    )
-    # Text keeps rich from reading a variant's name as markup.
-    name, *figures = (Text(heading) for heading, *_ in columns)
-    table.add_column(name, overflow="fold", max_width=NAME_WIDTH)
-    for heading in figures:
-        # A long name may wrap, but not a figure: part of it would read as another figure.
-        table.add_column(heading, justify="right", no_wrap=True, overflow="fold")
-    for row in list(zip(*columns, strict=True))[1:]:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _total_width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the width of a terminal table with these columns; the first one may wrap."""
-    first, *others = (max(map(len, column)) + 1 for column in columns)
-    return min(first, NAME_WIDTH + 1) + sum(others) + 1
-
-
-def markdown_table(cells: Sequence[Sequence[str]]) -> str:
-    """Return the cells, heading row first, as a Markdown table."""
-    heading, *body = ([_escaped(cell) for cell in row] for row in cells)
-    rule = ["---", *["---:"] * (len(heading) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *body])
-
-
-def _escaped(cell: str) -> str:
-    """Escape what could end a cell or begin an HTML tag."""
-    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
-
-
-def evaluation_tables(section: Section) -> list[TitledTable]:
+def evaluation_tables(section: Section) -> list[Table]:
     """Return the tables of the section's evaluations: up to two."""
     positions, caches = position_losses(section), cache_costs(section)
     tables = []
@@ -193,7 +193,7 @@ def evaluation_tables(section: Section) -> list[TitledTable]:
     return tables
 
 
-def _position_table(losses: Sequence[PositionLoss]) -> TitledTable:
+def _position_table(losses: Sequence[PositionLoss]) -> Table:
     names = list(dict.fromkeys(one.variant for one in losses))
     counts = {name: max(one.loss.n for one in losses if one.variant == name) for name in names}
     columns: dict[str, dict[str, str]] = {"n": {name: str(n) for name, n in counts.items()}}
@@ -209,10 +209,10 @@ def _position_table(losses: Sequence[PositionLoss]) -> TitledTable:
         "95% confidence interval over seeds, and the same of those with more context than in "
         "training. Windows of different lengths are cut from the same text at different places."
     )
-    return TitledTable("Loss by length of context", cells, caption)
+    return Table("Loss by length of context", cells, caption)
 
 
-def _cache_table(costs: Sequence[CacheCost]) -> TitledTable:
+def _cache_table(costs: Sequence[CacheCost]) -> Table:
     full = {one.variant: one.bytes_per_token for one in costs if one.change is None}
     cells = [["variant", "cache", "n", "bytes/token", "of full", "val loss", "change from full"]]
     for one in costs:
@@ -223,7 +223,7 @@ def _cache_table(costs: Sequence[CacheCost]) -> TitledTable:
         "The same weights decoded through cheaper caches. Changes are to the full cache of the "
         "same run, in float32; ± half of the 95% confidence interval over seeds."
     )
-    return TitledTable("Loss by cache", cells, caption)
+    return Table("Loss by cache", cells, caption)
 
 
 def change_words(change: float) -> str:
@@ -242,30 +242,24 @@ class Report(Comparison):
         return "\n".join([shown.get().rstrip(), *warnings])
 
     def _repr_html_(self) -> str:
-        parts = []
-        for table in all_tables(self):
-            heading, *body = table.cells
-            lines = "".join(
-                f"<li>{escape(line)}</li>" for line in [*table.words, *table.notes, *table.commands]
-            )
-            cells = DataFrame(body, columns=list(heading)).to_html(index=False, border=0)
-            parts.append(f"<h4>{escape(table.title)}</h4>{cells}<ul>{lines}</ul>")
-        return "".join(parts)
+        return fill_template("gptattn.compare", "tables.html.j2", tables=all_tables(self))
 
 
-def load_comparison(*folders: str | Path, baseline: str | None = None) -> Report:
+def load_comparison(
+    *folders: str | Path, baseline: str | None = None, by: Sequence[str] = ()
+) -> Report:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
     `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
-    finished run, ConfigError for an unknown baseline.
+    finished run, ConfigError for an unknown baseline or setting.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]
     runs, skipped = read_runs(paths)
-    found = compare(runs, folders=paths, baseline=baseline, skipped=skipped)
+    found = compare(runs, folders=paths, baseline=baseline, by=by, skipped=skipped)
     return Report(**vars(found))
 
 
-def all_tables(comparison: Comparison) -> list[TitledTable]:
+def all_tables(comparison: Comparison) -> list[Table]:
     """Return the table of each section."""
     whole = _whole(comparison)
     return [section_table(section, whole) for section in comparison.sections]
@@ -286,9 +280,4 @@ def print_tables(comparison: Comparison, console: Console) -> None:
     if len(comparison.sections) > 1:
         console.print(f"{_whole(comparison)}\n")
     for table in all_tables(comparison):
-        console.print(cells_table(table.cells, table.title, console.width, table.caption))
-        for line in [*table.words, *table.notes]:
-            console.print(f"- {line}")
-        for line in table.commands:
-            console.print(f"- {line}", soft_wrap=True)  # to copy a command, it is one line
-        console.print()
+        table.print(console)

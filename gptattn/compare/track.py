@@ -27,13 +27,14 @@ from gptattn.compare.effective_compute import (
     share_spread,
 )
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.setting_differences import RATE, WIDTH
+from gptattn.compare.rows import RATE, WIDTH
 from gptattn.compare.statistics import ALPHA, Interval, t_interval
+from gptattn.compare.table import Table
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
 from gptattn.machine.source_code import hash_of
-from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS
+from gptattn.runs.overrides import ATTENTION
 
 BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
@@ -52,8 +53,7 @@ FACTS = (
     *("trainer.precision", "text", "device"),
 )
 Ratio = tuple[float, Interval]
-KINDS = ("attn", "recipe", "pattern", "layers", "part", "position")  # what an entry may set
-OWN = re.compile(rf"\+*({'|'.join(KINDS)})\b")
+OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry may set
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,12 +112,11 @@ def read_entries(
     Runs of one entry have the same attention, steps, settings and code.
 
     `count_caches`: the bytes of a run's cache at each length, as `runs.load` counts them, which
-    imports torch. Raises OSError and ValueError if the settings of a run cannot be read.
+    imports torch.
     """
     groups: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -run.finished):
-        typed = RunFolder(run.folder).read_settings()["overrides"]
-        name = name_entry(typed)
+        name = name_entry(run.overrides)
         of_baseline = name == BASELINE and run.seed in BASELINE_SEEDS
         key = name, of_baseline, run.steps, tuple(run.settings.items()), run.code
         groups.setdefault(key, []).append(run)
@@ -131,9 +130,11 @@ def name_entry(typed: Sequence[str]) -> str:
     """Return the overrides that make the attention, in whatever order they were typed."""
     found = [(one.lstrip("+").replace(" ", ""), m) for one in typed if (m := OWN.match(one))]
     # attn=gqa comes before attn.window=64.
-    own = sorted((KINDS.index(match[1]), one[len(match[1])] == ".", one) for one, match in found)
+    own = sorted(
+        (ATTENTION.index(match[1]), one[len(match[1])] == ".", one) for one, match in found
+    )
     words = [one.removeprefix("attn=") for _, _, one in own]
-    layers = tuple(f"{kind}=" for kind in KINDS[:4])
+    layers = tuple(f"{kind}=" for kind in ATTENTION[:4])
     if not any(one.startswith(layers) for _, _, one in own):
         words.insert(0, BASELINE)
     return " ".join(words)
@@ -394,8 +395,12 @@ HEADINGS = (
 )
 
 
-def list_cells(track: Track) -> list[list[str]]:
-    """Return the table's cells, its heading first, then the baseline's row, and then the rest."""
+def track_table(track: Track) -> Table:
+    """Return the table: the baseline's row, then the others, and how to read them."""
+    return Table("The attention track", _list_cells(track), notes=_list_notes(track))
+
+
+def _list_cells(track: Track) -> list[list[str]]:
     cells = [[*HEADINGS]]
     for steps in track.budgets:
         base = track.baseline[steps]
@@ -436,7 +441,7 @@ def _ratio_words(ratio: Ratio) -> str:
     return value if value == low == high else f"{value} ({low} to {high})"
 
 
-def list_notes(track: Track) -> list[str]:
+def _list_notes(track: Track) -> list[str]:
     """Return lines that say how to read the table, and what it lacks."""
     steps = ", ".join(
         f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"

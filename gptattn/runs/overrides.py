@@ -1,18 +1,92 @@
-"""From runs back to the sweep command that makes them, or more of them with other seeds."""
+"""What was typed for a run, and from runs back to the sweep command that makes more of them."""
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from gptattn import command
 from gptattn.errors import UserError
-from gptattn.runs.folder import RunFolder
-from gptattn.settings.identity import flat, places, settings_key
+from gptattn.runs.folder import LOADER, RunFolder
+from gptattn.settings.config import BOUND, CONF, VIEW
+from gptattn.settings.identity import flat, meaning, places, result_settings, settings_key
 
+# What makes the attention, in the order of a row's name.
+ATTENTION = ("attn", "recipe", "pattern", "layers", "part", "position")
 NOT_TEXT = ("null", "true", "false", "nan", "inf")  # words that Hydra reads as other values
+
+
+def read_typed(overrides: Sequence[str]) -> dict[str, str]:
+    """Return what was typed, by setting, without what changes no result."""
+    words = (one.lstrip("+").replace(" ", "").partition("=") for one in overrides)
+    return {
+        key: value
+        for key, _, value in words
+        if key.partition(".")[0] in ATTENTION or meaning(key) not in (BOUND, VIEW)
+    }
+
+
+def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    """Return the file chosen in a group, or a setting's value, or all that is below it."""
+    if key in choices or key in settings:
+        return choices.get(key) or settings[key]
+    below = (f"{k}={v}" for k, v in settings.items() if k.startswith((f"{key}.", f"{key}[")))
+    return " ".join(below)
+
+
+def leave_out(
+    key: str, overrides: Sequence[str], choices: Mapping[str, str], told: Collection[str]
+) -> tuple[str, ...]:
+    """Return the overrides on which the default of a setting may depend.
+
+    Left out are the setting, the attention, and all settings in `told`, but no choices of files: of
+    runs that differ in nothing else the default is the same.
+    """
+
+    def stays(override: str) -> bool:
+        name = override.lstrip("+").partition("=")[0]
+        of_model = name == "recipe" or name.partition(".")[0] not in ATTENTION
+        return of_model and name != key and (name in choices or name not in told)
+
+    return tuple(filter(stays, overrides))
+
+
+def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str]) -> str | None:
+    """Return the value, as `value_of` does, that a setting has if it is not typed; None: unknown.
+
+    A setting of an attention, position or part has its file's default. For others, Hydra composes
+    `overrides`, those of `leave_out`, which takes 0.2 s.
+    """
+    group, _, below = key.partition(".")
+    if below and group in ("attn", "position", "part"):
+        part = f".{below.partition('.')[0]}" if group == "part" else ""
+        return _read_file(group, part[1:] or choices.get(group, ""), group + part).get(key)
+    made = _compose(overrides)
+    return made and value_of(key, *made)
+
+
+@cache
+def _read_file(group: str, choice: str, place: str) -> dict[str, str]:
+    file = CONF / group / f"{choice}.yaml"
+    found = yaml.load(file.read_text(encoding="utf-8"), LOADER) if file.is_file() else {}
+    return flat(found, place)
+
+
+@lru_cache(maxsize=256)
+def _compose(overrides: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]] | None:
+    """Return the choices and settings of a run with these overrides; None if it is refused."""
+    from gptattn.settings.compose import settings  # imports Hydra
+
+    try:
+        made = settings(overrides)
+    except UserError:
+        return None
+    return made.choices, result_settings(flat(asdict(made)))
 
 
 def sweep_command(runs: Sequence[Path], seeds: Sequence[int]) -> str | None:

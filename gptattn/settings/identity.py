@@ -1,7 +1,7 @@
 """What determines a run's result: its settings, code, text, starting weights and device.
 
 The run's name, the search for finished runs, resuming and the report use it: runs that differ in it
-are never averaged (`compare/groups.py`).
+are never averaged (`compare/rows.py`).
 """
 
 import hashlib

@@ -2,15 +2,21 @@
 
 import html
 import re
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from runfolders import write_run
 
 from gptattn.cli.commands.compare import main
 from gptattn.compare.comparison import Section
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import Groups, group_runs
+from gptattn.compare.rows import Groups, group_runs
 from gptattn.compare.table import load_comparison
+from gptattn.settings.compose import settings
+from gptattn.settings.config import TrainConfig
 
 LOSSES = {
     "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
@@ -24,6 +30,21 @@ def report(*arguments: object, code: int = 0) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
         assert main() == code
+
+
+@cache
+def composed(overrides: str) -> TrainConfig:
+    return settings(overrides.split())
+
+
+def write_typed(
+    folder: Path, overrides: str, seed: int = 1, loss: float = 2.0, **more: Any
+) -> Path:
+    """Write a run as `train.py OVERRIDES` records it, in a folder of its own below `folder`."""
+    cfg = composed(overrides)
+    own = asdict(cfg) | {"seed": seed}
+    place = folder / f"{overrides} {seed}".replace("/", "_")
+    return write_run(place, cfg.variant, seed, loss, config=own)
 
 
 def only_section(folder: Path) -> Section:

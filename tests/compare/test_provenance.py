@@ -7,9 +7,9 @@ import pytest
 from reporting import groups_in
 from runfolders import write_run
 
+from gptattn.compare.differences import differences_in_provenance
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import group_runs
-from gptattn.compare.setting_differences import differences_in_provenance
+from gptattn.compare.rows import group_runs
 from gptattn.compare.table import load_comparison
 
 CHANGED = "gptattn.attention.variants.gqa"

@@ -1,40 +1,14 @@
-"""Rows: which runs share one, what names and notes say of them, and which is the baseline."""
+"""Rows: which runs share one, how it is named, what notes say, and which is the baseline."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import groups_in, only_section
+from reporting import groups_in, only_section, write_typed
 from runfolders import write_run
 
-from gptattn.compare.groups import pick_baseline
-
-POSITIONS: dict[str, dict[str, Any]] = {
-    "rope": {"_target_": "gptattn.Rotary", "base": 10000.0, "original_context": None},
-    "learned": {"_target_": "gptattn.Learned"},
-    "none": {},
-}
-BLOCKS = {
-    "gpt2": ({"norm": "layer", "bias": True}, {"mlp": "gelu", "qkv_bias": True}, "learned"),
-    "llama": ({"norm": "rms", "bias": False}, {"mlp": "swiglu", "qkv_bias": False}, "rope"),
-}
-
-
-def write(folder: Path, variant: str, position: str = "learned", **more: Any) -> None:
-    """Write a run; `window` is of attn, all else of position."""
-    name = f"{variant} {position} {more}"
-    config = {
-        "attn": {"_target_": f"gptattn.{variant}", "window": more.pop("window", None)},
-        "position": POSITIONS[position] | more,
-    }
-    write_run(folder / name, variant, 1, 2.0, config=config, choices={"position": position})
-
-
-def write_block(folder: Path, variant: str, block: str) -> None:
-    settings, model, position = BLOCKS[block]
-    config = {"block": settings, "model": model, "position": POSITIONS[position]}
-    choices = {"block": block, "position": position}
-    write_run(folder / f"{variant} {block}", variant, 1, 2.0, config=config, choices=choices)
+from gptattn.compare.comparison import pick_baseline
+from gptattn.errors import ConfigError
+from gptattn.settings.compose import settings
 
 
 def test_settings_that_change_no_result_do_not_separate_runs(tmp_path):
@@ -46,107 +20,112 @@ def test_settings_that_change_no_result_do_not_separate_runs(tmp_path):
     assert [len(members) for members in groups_in(tmp_path).values()] == [2]
 
 
-def test_a_config_file_names_a_row_if_it_explains_the_difference(tmp_path):
-    def run(name: str, model: str, d_model: int, num_layers: int) -> None:
-        size = {"d_model": d_model, "num_layers": num_layers}
-        write_run(tmp_path / name, "mha", 1, 2.0, choices={"model": model}, **size)
+ONE_HEAD = "attn=gqa attn.num_kv_heads=1"
+ALIBI = "part=[gate,sink] position=alibi"
+# Overrides as typed -> the row's name.
+NAMES = [
+    {"attn=mha": "mha", "attn=gqa": "gqa", ONE_HEAD: "gqa attn.num_kv_heads=1"},
+    # Two heads are gqa's default, no dropout that of the model, learned that of GPT-2's block.
+    {"attn=gqa attn.num_kv_heads=2": "gqa", ONE_HEAD: "gqa attn.num_kv_heads=1"},
+    {"model.dropout=0.0": "mha", "model.dropout=0.1": "mha model.dropout=0.1"},
+    {"position=learned": "mha", "position=none attn=mqa": "mqa position=none"},
+    {
+        "block=llama position=rope": "mha",  # there it is the default
+        "block=llama position=none": "mha position=none",
+    },
+    # Left out is what all rows share, and what changes no result. Attention comes first.
+    {
+        "batch_size=8 log_every=2 attn=mqa": "mqa",
+        f"batch_size=8 model.dropout=0.1 {ALIBI} attn=mha": f"mha {ALIBI} model.dropout=0.1",
+        "batch_size=8 log_every=3 ++attn.out_proj=false": "mha attn.out_proj=false",
+    },
+    {
+        "pattern=[sliding,gqa] model.num_layers=2": "pattern=[sliding,gqa]",
+        "pattern=[gqa,mqa]": "pattern=[gqa,mqa]",
+        "attn=mha": "mha",
+    },
+    {"recipe=gemma3": "recipe=gemma3", "recipe=qwen3": "recipe=qwen3"},
+    {"name=mine attn=gqa": "mine", ONE_HEAD: "gqa attn.num_kv_heads=1"},
+    {"name=mine attn=gqa": "mine attn=gqa", "name=mine attn=mqa": "mine attn=mqa"},
+]
 
-    run("a", "tiny", 64, 2)
-    run("b", "nano", 128, 4)
-    assert {*groups_in(tmp_path)} == {"mha model=tiny", "mha model=nano"}
-    run("c", "nano", 256, 4)
-    assert "mha model.d_model=256 model.num_layers=4" in groups_in(tmp_path)
+
+@pytest.mark.parametrize("names", NAMES)
+def test_a_row_is_named_by_what_was_typed(names, tmp_path):
+    for overrides in names:
+        write_typed(tmp_path, overrides)
+    shown = {
+        " ".join(run.overrides): name for name, runs in groups_in(tmp_path).items() for run in runs
+    }
+    assert shown == {overrides: names[overrides] for overrides in names}
 
 
-def test_a_positions_setting_is_shown_only_if_another_run_has_that_position(tmp_path):
-    write(tmp_path, "mha")
-    write(tmp_path, "mha", "none")
-    write(tmp_path, "mha", "rope")
-    write(tmp_path, "mha", "rope", base=500.0)
+def test_a_name_that_cannot_be_printed_or_is_too_long_is_refused():
+    for name in ("x" * 101, "''", "'a\tb'"):
+        with pytest.raises(ConfigError, match=r"^name: .*100"):
+            settings([f"name={name}"])
+    assert settings(["name=my attention"]).name == "my attention"
+
+
+def test_equal_names_get_the_setting_that_differs(tmp_path):
+    # Made from Python, without overrides.
+    for i, size in enumerate([{"d_model": 64}, {"d_model": 128}, {"d_model": 128, "dropout": 0.1}]):
+        write_run(tmp_path / str(i), "mha", 1, 2.0, **size)
+    write_run(tmp_path / "other", "mha+gate", 1, 2.0)
     assert {*groups_in(tmp_path)} == {
-        "mha position=learned",
-        "mha position=none",
-        "mha position=rope position.base=10000.0",
-        "mha position=rope position.base=500.0",
+        "mha model.d_model=64 model.dropout=unset",
+        "mha model.d_model=128 model.dropout=unset",
+        "mha model.d_model=128 model.dropout=0.1",
+        "mha+gate",
     }
 
 
-@pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
-def test_rows_of_an_ablation_are_named_by_what_they_change(variant, tmp_path):
-    block: dict[str, Any] = {"norm": "rms", "zero_init": True}
-    optim: dict[str, Any] = {
-        "decay": "linear",
-        "matrices": {"_target_": "gptattn.optim.Muon", "steps": 3},
-        "lr": 0.1,
-    }
-    whole = {"model": {"mlp": "swiglu"}, "optim": optim, "attn": {"window": 4}, "block": block}
-    changes: dict[str, dict[str, Any]] = {
-        "": {},
-        " model.mlp=relu2": {"model": {"mlp": "relu2"}},
-        " block.norm=layer": {"block": block | {"norm": "layer"}},
-        " block.zero_init=False": {"block": block | {"zero_init": False}},
-        " optim.decay=cosine": {"optim": optim | {"decay": "cosine"}},
-        " optim.matrices=None": {"optim": optim | {"matrices": None}},
-        " attn.window=None": {"attn": {"window": None}},
-    }
-    for name, change in changes.items():
-        write_run(tmp_path / f"run{name}", variant, 1, 2.0, config=whole | change)
+@pytest.mark.parametrize("start", ["attn=mha", "attn=mqa part=[gate]"])
+def test_rows_of_an_ablation_are_named_by_what_they_change(start, tmp_path):
+    changes = (
+        *("model.mlp=relu2", "block.norm=rms", "block.zero_init=true", "optim.decay=linear"),
+        *("optim=muon", "attn.window=4"),
+    )
+    names = {start: start.removeprefix("attn=").split()[0]}
+    names |= {f"{start} {change}": f"{names[start]} {change}" for change in changes}
+    for overrides in names:
+        write_typed(tmp_path, overrides)
     found = only_section(tmp_path)
-    assert {row.name for row in found.rows} == {f"{variant}{name}" for name in changes}
-    assert found.baseline == variant
+    assert {row.name for row in found.rows} == {*names.values()}
+    assert found.baseline == names[start]
     assert found.warnings == []
 
 
-def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path):
-    configs: dict[str, dict[str, Any]] = {
-        "mha": {"part": {}, "pattern": None},
-        "mha+gate": {"part": {"gate": {"_target_": "Gate", "wide": True}}},
-        "gqa,mqa": {"pattern": ["gqa", "mqa"], "layers": {"gqa": {"attn": {"num_kv_heads": 2}}}},
-    }
-    for variant, config in configs.items():
-        write_run(tmp_path / variant, variant, 1, 2.0, config=config)
-    found = only_section(tmp_path)
-    assert {row.name for row in found.rows} == {*configs}
-    assert found.baseline == "mha"
-    assert found.warnings == []
-
-
-def test_blocks_name_the_rows_of_one_variant_and_are_noted_between_variants(tmp_path):
-    for variant, block in (("mha", "gpt2"), ("mha", "llama")):
-        write_block(tmp_path / "one", variant, block)
-    one = only_section(tmp_path / "one")
-    assert one.baseline == "mha block=gpt2 position=learned"
-    assert one.rows[1].name == "mha block=llama position=rope"
-    assert one.warnings == []
-    for variant, block in (("mha", "gpt2"), ("gqa", "llama"), ("mqa", "llama")):
-        write_block(tmp_path / "several", variant, block)
-    said = "the variants differ in more than attention"
-    assert only_section(tmp_path / "several").warnings == [
-        f"{said}: block (llama: 2 runs; gpt2: 1 run)",
-        f"{said}: position (rope: 2 runs; learned: 1 run)",
+def test_what_differs_from_the_baseline_together_with_the_attention_is_noted(tmp_path):
+    for overrides in ("attn=mha", "attn=gqa block=llama", "attn=mqa block=llama"):
+        write_typed(tmp_path, overrides)
+    assert only_section(tmp_path).warnings == [
+        "the variants differ in more than attention: block (llama: 2 runs; gpt2: 1 run)"
     ]
 
 
-def test_differing_positions_share_one_note(tmp_path):
-    write(tmp_path, "mha")
-    write(tmp_path, "gqa", "rope")
-    write(tmp_path, "mqa", "rope", base=500.0)
-    (note,) = only_section(tmp_path).warnings
-    said, _, values = note.removesuffix(")").partition(" (")
-    assert said == "the variants differ in more than attention: position"
-    assert {*values.split("; ")} == {
-        "learned: 1 run",
-        "rope base=10000.0: 1 run",
-        "rope base=500.0: 1 run",
-    }
-
-
-def test_a_confound_is_noted_even_if_it_names_some_rows(tmp_path):
-    for i, (variant, warmup) in enumerate([("gqa", 3), ("mha", 1), ("mha", 2), ("mqa", 3)]):
-        write_run(tmp_path / str(i), variant, 1, 2.0, config={"optim": {"warmup": warmup}})
+def test_what_rows_of_one_attention_differ_in_is_no_confound(tmp_path):
+    for overrides in ("attn=mha", "attn=mha optim.warmup_fraction=0.2", "attn=gqa"):
+        write_typed(tmp_path, overrides)
     found = only_section(tmp_path)
-    assert {"mha optim.warmup=1", "mha optim.warmup=2"} < {row.name for row in found.rows}
-    assert len([line for line in found.warnings if "optim.warmup" in line]) == 1
+    names = ["mha", "gqa", "mha optim.warmup_fraction=0.2"]
+    assert [row.name for row in found.rows] == names
+    assert found.warnings == []
+
+
+def test_parts_positions_and_the_layers_of_a_pattern_are_attention(tmp_path):
+    names = {
+        "attn=mha": "mha",
+        "attn=mha part=[gate]": "mha part=[gate]",
+        "attn=mha position=rope": "mha position=rope",
+        "pattern=[gqa,mqa]": "pattern=[gqa,mqa]",
+    }
+    for overrides in names:
+        write_typed(tmp_path, overrides)
+    found = only_section(tmp_path)
+    assert {row.name for row in found.rows} == {*names.values()}
+    assert found.baseline == "mha"
+    assert found.warnings == []
 
 
 def test_the_baseline_is_the_named_row_or_mha_or_the_most_typical_row(tmp_path):
@@ -161,12 +140,10 @@ def test_the_baseline_is_the_named_row_or_mha_or_the_most_typical_row(tmp_path):
     assert pick_baseline(groups, None) == "mqa model.d_mlp=1"
 
 
-@pytest.mark.parametrize(("others", "position"), [((), "none"), (("gqa", "mqa"), "learned")])
-def test_the_baseline_is_the_most_typical_row_of_mha(others, position, tmp_path):
-    write(tmp_path, "mha")
-    # In name order, "mha attn..." would come first.
-    write(tmp_path, "mha", "none", window=4)
-    write(tmp_path, "mha", "none")
+@pytest.mark.parametrize(("others", "typical"), [((), " position=none"), (("gqa", "mqa"), "")])
+def test_the_baseline_is_the_most_typical_row_of_mha(others, typical, tmp_path):
+    for own in ("", " position=none", " position=none attn.window=4"):
+        write_typed(tmp_path, f"attn=mha{own}")
     for variant in others:
-        write(tmp_path, variant)
-    assert pick_baseline(groups_in(tmp_path), None) == f"mha position={position}"
+        write_typed(tmp_path, f"attn={variant}")
+    assert pick_baseline(groups_in(tmp_path), None) == f"mha{typical}"

@@ -4,11 +4,13 @@ import csv
 import io
 import re
 import shlex
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import only_section, report
+from reporting import only_section, report, write_typed
 from rich.console import Console
 from runfolders import write_run, write_sweep
 
@@ -53,6 +55,10 @@ def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path):
     [
         ({"config": {"budget": {"steps": 200}}}, ["200 steps", "1,000 steps"]),
         ({"config": {"batch_size": 4}}, ["batch_size=4", "batch_size=None"]),
+        (
+            {"config": {"trainer": {"precision": "bf16-mixed"}}},
+            ["trainer.precision=bf16-mixed", "trainer.precision=None"],
+        ),
         ({"context_length": 64}, ["context_length=64", "context_length=128"]),
         ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
         ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
@@ -80,7 +86,6 @@ def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path):
         ({"config": {"optim": {"lr": 0.003}}}, [""]),
         ({"config": {"attn": {"_target_": "x", "num_kv_heads": 2}}}, [""]),
         ({"config": {"block": {"norm": "rms"}}}, [""]),
-        ({"config": {"trainer": {"precision": "bf16-mixed"}}}, [""]),
         ({"dropout": 0.1}, [""]),
         ({"num_heads": 8}, [""]),
         ({"config": {"compile": True}}, [""]),
@@ -94,26 +99,71 @@ def test_settings_that_losses_must_share_make_sections_and_others_rows(other, ex
     assert sum(len(section.rows) for section in sections) == 2
 
 
-@pytest.mark.parametrize(
-    ("setting", "values"), [("trainer.precision", ("32-true", "bf16")), ("block.norm", ("l", "r"))]
-)
-def test_precisions_and_blocks_are_rows_of_one_variant_and_sections_of_several(
-    setting, values, tmp_path
-):
-    room, name = setting.split(".")
+# What varies -> the sections, each with its rows. In a sweep over several settings the attention is
+# compared, or, if it is the same, what was typed first.
+HELD = {
+    ("trainer.precision=32-true,bf16-mixed",): {"": ["mha", "mha trainer.precision=bf16-mixed"]},
+    ("block=gpt2,llama",): {"": ["mha", "mha block=llama"]},
+    ("optim=adamw,muon",): {"": ["mha", "mha optim=muon"]},
+    ("batch_size=16,8",): {"": ["mha", "mha batch_size=8"]},
+    ("model.dropout=0.0,0.1", "attn=mha,gqa"): {
+        "model.dropout=0.0": ["mha", "gqa"],
+        "model.dropout=0.1": ["mha", "gqa"],
+    },
+    ("attn=mha,gqa", "trainer.precision=32-true,bf16-mixed"): {
+        "trainer.precision=32-true": ["mha", "gqa"],
+        "trainer.precision=bf16-mixed": ["mha", "gqa"],
+    },
+    ("part=[],[gate]", "optim=adamw,muon"): {
+        "optim=adamw": ["mha", "mha part=[gate]"],
+        "optim=muon": ["mha", "mha part=[gate]"],
+    },
+    ("model.mlp=gelu,relu2", "block.norm=layer,rms"): {
+        "block.norm=layer": ["mha", "mha model.mlp=relu2"],
+        "block.norm=rms": ["mha", "mha model.mlp=relu2"],
+    },
+}
 
-    def write(variant: str) -> None:
-        for value in values:
-            config = {room: {name: value}}
-            write_run(tmp_path / f"{variant}{value}", variant, 1, 2.0, config=config)
 
-    write("mha")
-    words = [f"{setting}={value}" for value in values]
-    assert {row.name for row in only_section(tmp_path).rows} == {f"mha {word}" for word in words}
-    write("gqa")
-    found = load_comparison(tmp_path).sections
-    assert [section.title for section in found] == words
-    assert [[row.name for row in section.rows] for section in found] == [["mha", "gqa"]] * 2
+def write_grid(folder: Path, axes: Sequence[str]) -> Path:
+    """Write a run for each combination of values, as `train.py -m AXES` does."""
+    choices = [(axis.partition("=")[0], axis.partition("=")[2].split(",")) for axis in axes]
+    for values in product(*(values for _, values in choices)):
+        words = [f"{key}={value}" for (key, _), value in zip(choices, values, strict=True)]
+        write_typed(folder, " ".join(words))
+    return folder
+
+
+def sections(folder: Path, **options: Any) -> dict[str, list[str]]:
+    found = load_comparison(folder, **options).sections
+    return {section.title: [row.name for row in section.rows] for section in found}
+
+
+@pytest.mark.parametrize("axes", HELD)
+def test_of_a_sweep_over_several_settings_one_is_compared_and_the_others_are_held(axes, tmp_path):
+    found = sections(write_grid(tmp_path, axes))
+    assert {title: sorted(rows) for title, rows in found.items()} == {
+        title: sorted(rows) for title, rows in HELD[axes].items()
+    }
+
+
+def test_by_names_what_is_compared_instead(tmp_path):
+    write_grid(tmp_path, ("attn=mha,gqa", "model.dropout=0.0,0.1"))
+    rows = {f"attn={name}": [name, f"{name} model.dropout=0.1"] for name in ("mha", "gqa")}
+    assert sections(tmp_path, by=["model.dropout"]) == rows
+    (four,) = sections(tmp_path, by=["attn", "model.dropout"]).values()
+    assert sorted(four) == ["gqa", "gqa model.dropout=0.1", "mha", "mha model.dropout=0.1"]
+    with pytest.raises(ConfigError, match=r"by: .*did you mean model\.dropout"):
+        sections(tmp_path, by=["model.dropuot"])
+    with pytest.raises(ConfigError, match=r"by: .*tokenizer"):
+        sections(tmp_path, by=["tokenizer"])
+
+
+def test_by_compares_sizes_on_request_only(tmp_path):
+    write_grid(tmp_path, ("model.d_model=32,64",))
+    assert [*sections(tmp_path)] == ["d_model=32", "d_model=64"]
+    found = sections(tmp_path, by=["model.d_model"])
+    assert found == {"": ["mha", "mha model.d_model=32"]}
 
 
 def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path):

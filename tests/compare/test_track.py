@@ -32,12 +32,11 @@ from gptattn.compare.track import (
     HEADINGS,
     TRAIN_BASELINE,
     Entry,
-    list_cells,
-    list_notes,
     make_track,
     name_entry,
     read_entries,
     read_shipped,
+    track_table,
     write_shipped,
 )
 from gptattn.errors import DataError
@@ -203,12 +202,12 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     halves = [math.hypot(math.log(end / value), 12.706 * math.log(2)) for end in ends]
     expected = [2 * 4 * value * math.exp(sign * h) for sign, h in zip((-1, 1), halves, strict=True)]
     assert spread.time[1] == pytest.approx(expected, rel=1e-3)
-    assert "entry's, measured on m by" in "".join(list_notes(track))
-    heading, base, *rows = list_cells(track)
+    assert "entry's, measured on m by" in "".join(track_table(track).notes)
+    heading, base, *rows = track_table(track).cells
     assert heading == [*HEADINGS]
     assert base[:2] == ["mha", "12"]
     assert [row[0] for row in rows] == ["mine *", "mqa *"]
-    assert "corrected over 2 entries" in "".join(list_notes(track))
+    assert "corrected over 2 entries" in "".join(track_table(track).notes)
     plot = draw_track(track)
     assert "mine" in plot.svg
     assert plot.png.startswith(b"\x89PNG")
@@ -306,7 +305,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         "the baseline has no 300 steps": ["long"],
         "stale, made by other mathematics": ["kda"],
     }
-    assert "left out: kda: stale" in "".join(list_notes(track))
+    assert "left out: kda: stale" in "".join(track_table(track).notes)
 
 
 def test_a_shipped_entry_stands_beside_ones_own_if_the_code_gives_it_its_fingerprint():
@@ -349,7 +348,7 @@ def test_one_run_of_other_settings_leaves_the_shipped_table_as_it_is():
 
 def test_rows_of_several_budgets_are_told_apart_by_their_steps():
     track = make_track([entry("mine", steps, 3.0, NEW) for steps in (100, 200)], BASE)
-    assert [cells[0] for cells in list_cells(track)[1:]] == [
+    assert [cells[0] for cells in track_table(track).cells[1:]] == [
         *("mha after 100 steps", "mha after 200 steps"),
         *("mine after 100 steps *", "mine after 200 steps *"),
     ]
@@ -387,9 +386,9 @@ def test_a_module_without_a_cache_has_none(tmp_path, monkeypatch):
     assert command(tmp_path, *tiny(tmp_path, "attn=uncached")) == 0
     (found,) = read_entries(read_runs([tmp_path])[0], count_caches)
     assert found.caches is None
-    assert list_cells(make_track([], BASE))[1][-3:-1] == ["256", "8,192"]
+    assert track_table(make_track([], BASE)).cells[1][-3:-1] == ["256", "8,192"]
     mine = entry("uncached", 100, 3.0, NEW, caches=None)
-    assert list_cells(make_track([mine], BASE))[2][-3:-1] == ["no cache"] * 2
+    assert track_table(make_track([mine], BASE)).cells[2][-3:-1] == ["no cache"] * 2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from scipy.stats import binom
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.table import markdown_table, report_rows, section_table
+from gptattn.compare.table import Table, report_rows, section_table
 from gptattn.compare.verdicts import (
     best_words,
     match_words,
@@ -270,7 +270,7 @@ def test_the_reports_table_by_hand():
     # 0.2 -+ 4.3027 * 0.1 / sqrt(3); t = 3.464: p = 1 - sqrt(12 / 14).
     assert gqa[3:6] == ["+0.2000", "-0.0484 to +0.4484", "0.074"]
     assert gqa[heading.index("MFLOPs/token")] == "0.74"  # 738,048
-    assert markdown_table([["h"], ["a|b<i>"]]).splitlines()[-1] == "| a\\|b&lt;i> |"
+    assert Table("", [["h"], ["a|b<i>"]]).to_markdown().splitlines()[-1] == "| a\\|b&lt;i> |"
 
 
 def two_stages(folder: Path, differences: Sequence[float], half_width: float) -> Section:

@@ -31,6 +31,9 @@ class Arguments:
         positional=True,
     )
     baseline: str | None = option("the row to compare with; default: mha")
+    by: tuple[str, ...] = option(
+        "the settings to compare, with all others held; default: the attention", ()
+    )
     out: Path | None = option("where the files go; default: comparison in the first folder")
     files: bool = option("false: print only", True)
     markdown: bool = option("true: only print the table, as Markdown", False)
@@ -68,22 +71,20 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigError("ship", "these are not runs of the attention track; leave it out")
 
     from gptattn.compare.comparison import compare
-    from gptattn.compare.table import markdown_table, report_rows, warning_lines
+    from gptattn.compare.table import all_tables, warning_lines
 
     comparison = compare(
         runs,
         folders=[one_line(str(folder)) for folder in args.folder],
         baseline=args.baseline,
+        by=args.by,
         skipped=skipped,
     )
     for line in comparison.skipped:
         print(f"skipped: {line}", file=sys.stderr)
     if args.markdown:
-        parts = [
-            part
-            for section in comparison.sections
-            for part in (section.title, markdown_table(report_rows(section)))
-        ]
+        tables = zip(comparison.sections, all_tables(comparison), strict=True)
+        parts = [part for each, table in tables for part in (each.title, table.to_markdown())]
         print(*filter(None, parts), sep="\n\n")
         for line in warning_lines(comparison):
             print(f"warning: {line}", file=sys.stderr)
@@ -120,15 +121,13 @@ def _report_track(
 ) -> None:
     """Print the attention track with these runs in it; write track.csv and its figure."""
     from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
-    from gptattn.compare.table import cells_table, markdown_table
     from gptattn.compare.track import (
-        list_cells,
-        list_notes,
         list_regime,
         make_track,
         read_entries,
         read_shipped,
         ship,
+        track_table,
         write_shipped,
     )
     from gptattn.data.text import cache_folder
@@ -137,7 +136,7 @@ def _report_track(
     from gptattn.settings.identity import flat, result_settings
     from gptattn.training.fingerprint import FingerprintCache, agrees
 
-    for name in ("baseline", "board"):
+    for name in ("baseline", "by", "board"):
         if getattr(args, name):
             raise ConfigError(name, "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
@@ -158,14 +157,11 @@ def _report_track(
         today = list_regime(result_settings(flat(asdict(settings([f"experiment={experiment}"])))))
         others = [msgspec.structs.replace(one, regime=today | one.regime) for one in others]
     track = make_track(own, others, lambda entry: agrees(entry.fingerprint, compute(entry)))
-    cells, notes = list_cells(track), list_notes(track)
+    table = track_table(track)
     if args.markdown:
-        print(markdown_table(cells), *(f"- {note}" for note in notes), sep="\n")
+        print(table.to_markdown(), *(f"- {note}" for note in table.notes), sep="\n")
         return
-    console = StdoutConsole(highlight=False, markup=False, emoji=False)
-    console.print(cells_table(cells, "The attention track", console.width))
-    for note in notes:
-        console.print(f"- {note}")
+    table.print(StdoutConsole(highlight=False, markup=False, emoji=False))
     if track.rows and args.files and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
         claim_folder(out)

@@ -1,0 +1,103 @@
+"""States how runs differ in what is not compared: settings, code and environment."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from gptattn.compare.finished_runs import Run
+from gptattn.compare.rows import RATE, UNSET, WIDTH
+from gptattn.runs.overrides import ATTENTION
+from gptattn.settings.config import OF_BLOCK
+
+MAX_NAMES = 5  # module names in one line
+
+
+def differences_in_settings(
+    groups: Mapping[str, Sequence[Run]], baseline: str, by: Sequence[str], *, own_rates: bool
+) -> list[str]:
+    """Return a line per setting in which rows of another attention differ from the baseline.
+
+    Settings that one config file explains share a line. What rows of the baseline's attention
+    differ in is what they compare, and so is what `by` names.
+    """
+
+    def attention(run: Run) -> list[object]:
+        own = [(k, v) for k, v in run.settings.items() if k.startswith(ATTENTION)]
+        return [run.variant, *sorted(own)]
+
+    firsts = [members[0] for members in groups.values()]
+    base = groups[baseline][0]
+    others = [run for run in firsts if attention(run) != attention(base)]
+    keys = sorted({key for run in firsts for key in run.settings if not key.startswith(ATTENTION)})
+    if any(run.match for run in firsts):
+        keys = [key for key in keys if key not in (WIDTH, "match", "match_to")]
+    keys = [k for k in keys if any(run.settings.get(k) != base.settings.get(k) for run in others)]
+    keys = [key for key in keys if not key.startswith(tuple(by))]
+    lines = []
+    for subject in dict.fromkeys(_subject(key, firsts) for key in keys):
+        values = [
+            members[0].choices.get(subject) or members[0].settings.get(subject, UNSET)
+            for members in groups.values()
+            for _ in members
+        ]
+        if subject == RATE and own_rates:
+            lines.append(f"each variant has a learning rate of its own, lr: {count_values(values)}")
+        else:
+            what = f"{subject} ({count_values(values)})"
+            lines.append(f"the variants differ in more than attention: {what}")
+    return lines
+
+
+def _subject(key: str, runs: Sequence[Run]) -> str:
+    """Return the config group of the setting if the runs have different files of it, else it."""
+    group = "block" if key.startswith(OF_BLOCK) else key.partition(".")[0]
+    return group if len({run.choices.get(group) for run in runs}) > 1 else key
+
+
+def count_values(values: Sequence[str]) -> str:
+    """Count equal values: `1000 steps: 12 runs; 2000 steps: 3 runs`, the most frequent first."""
+    most = Counter(values).most_common()
+    shown = [f"{value}: {count} run{'s' * (count > 1)}" for value, count in most[:5]]
+    return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
+
+
+def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
+    """Return one line for each difference in code or environment between the runs."""
+    runs = list({run.folder: run for run in runs}.values())  # an extended run may occur twice
+    lines = []
+    unknown = sum(run.provenance is None for run in runs)
+    if unknown:
+        lines.append(f"the code of {_count_runs(unknown)} is unknown: it was not recorded")
+    resumed = sum(bool(run.provenance and run.provenance.earlier) for run in runs)
+    if resumed:
+        lines.append(f"{_count_runs(resumed)} resumed with different code or schedule")
+    versions = {pair for run in runs if run.provenance for pair in run.provenance.code.items()}
+    modules = Counter(name for name, _ in versions)
+    differing = sorted(name for name, count in modules.items() if count > 1)
+    if differing:
+        names = ", ".join(differing[:MAX_NAMES])
+        names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
+        lines.append(f"the runs differ in code that affects results: {names}")
+    # Sections warn of different threads themselves.
+    for name, found in environments(runs):
+        values = [_short(value) for value in found]
+        if len(set(values)) > 1 and name not in ("platform", "threads"):
+            lines.append(f"the runs differ in {name} ({count_values(values)})")
+    return lines
+
+
+def environments(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return each recorded fact about the environment, with its value in each run."""
+    return [
+        (key.removeprefix("libraries."), [run.environment.get(key, "unknown") for run in runs])
+        for key in sorted({key for run in runs for key in run.environment})
+    ]
+
+
+def _short(value: str) -> str:
+    """Shorten a commit to twelve digits, and keep a `-dirty` mark."""
+    commit, dash, dirty = value.partition("-dirty")
+    return f"{commit[:12] if len(commit) == 40 else commit[:40]}{dash}{dirty}"
+
+
+def _count_runs(count: int) -> str:
+    return f"{count} run{'s' * (count > 1)}"
