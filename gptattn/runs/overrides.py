@@ -13,7 +13,7 @@ import yaml
 from gptattn import command
 from gptattn.errors import UserError
 from gptattn.runs.folder import LOADER, RunFolder
-from gptattn.settings.config import BOUND, CONF, VIEW
+from gptattn.settings.config import CONF, Meaning
 from gptattn.settings.identity import flat, meaning, places, result_settings, settings_key
 
 # What makes the attention, in the order of a row's name.
@@ -27,7 +27,7 @@ def read_typed(overrides: Sequence[str]) -> dict[str, str]:
     return {
         key: value
         for key, _, value in words
-        if key.partition(".")[0] in ATTENTION or meaning(key) not in (BOUND, VIEW)
+        if key.partition(".")[0] in ATTENTION or meaning(key) not in (Meaning.BOUND, Meaning.VIEW)
     }
 
 
