@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+from scipy.optimize import root_scalar
 
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare import statistics
@@ -27,6 +28,18 @@ from gptattn.sweep.tuning import find_vertex, next_rate
 Losses = NDArray[np.float64]
 SEEDS = (3, 5, 8, 12)
 DEVIATION = 0.02  # nats; the noise is multiplied by it
+
+
+def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float:
+    """Return the true difference that n >= 2 seeds show with 80% power.
+
+    `deviation` is the standard deviation of the paired differences.
+    """
+    highest = 3 * (statistics.critical_t(n, comparisons) + 3) / np.sqrt(n)
+    found = root_scalar(
+        lambda x: statistics.power(x, n, comparisons) - statistics.POWER, bracket=(0.0, highest)
+    )
+    return deviation * found.root
 
 
 def unlike(generator: Generator, size: tuple[int, ...]) -> Losses:
@@ -250,7 +263,7 @@ def run(arguments: Sequence[str]) -> None:
     cells = [heading]
     for variants in (2, 3, 4, 8):
         smallest = [
-            statistics.smallest_difference(np.sqrt(2) * DEVIATION, int(name[4:]), variants - 1)
+            smallest_difference(np.sqrt(2) * DEVIATION, int(name[4:]), variants - 1)
             for name in heading[1:]
         ]
         cells.append([str(variants), *(f"{value:.2g}" for value in smallest)])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pandas import DataFrame, Series, concat
+from pandas import DataFrame, concat
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
@@ -179,28 +179,6 @@ def average_rows(
                 points = curve.loc[curve["step"] <= run.until, [axis, "loss"]]
                 members.append((points[axis].to_numpy(), points["loss"].to_numpy()))
         band = average_curves(members)
-        if band is not None:
-            found[row.name] = band
-    return found
-
-
-def average_gaps(section: Section, curves: Mapping[Path, Curves], kind: str) -> dict[str, Band]:
-    """Return the band of each row's difference to the baseline, paired by seed and step."""
-
-    def by_seed(runs: Sequence[Run]) -> dict[int, Series]:
-        known = [run for run in runs if run.folder in curves]
-        points = {run.seed: getattr(curves[run.folder], kind) for run in known}
-        ends = {run.seed: run.until for run in known}
-        return {
-            seed: own[own["step"] <= ends[seed]].set_index("step")["loss"]
-            for seed, own in points.items()
-        }
-
-    base, found = by_seed(section.rows[0].runs), {}
-    for row in section.rows[1:]:
-        own = by_seed(row.runs)
-        gaps = [(own[seed] - base[seed]).dropna() for seed in own if seed in base]
-        band = average_curves([(gap.index.to_numpy(), gap.to_numpy()) for gap in gaps])
         if band is not None:
             found[row.name] = band
     return found

@@ -30,7 +30,6 @@ from gptattn.compare.curves import (
     Curves,
     Floats,
     PositionLoss,
-    average_gaps,
     average_rows,
     cache_costs,
     choose_curves,
@@ -148,9 +147,6 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
         bands = average_rows(section, curves, kind, axis)
         if any(len(band.x) > 1 for band in bands.values()):
             plots.append(_curve_plot(bands, looks, kind, axis, f"{prefix}loss_{axis}"))
-    gaps = average_gaps(section, curves, kind)
-    if any(len(band.x) > 1 for band in gaps.values()):
-        plots.append(_gap_plot(gaps, looks, kind, section.baseline, f"{prefix}loss_gap"))
     for cost, metric in COSTS.items():
         rows = [row for row in section.rows if metric in row.metrics]
         if len(rows) > 1:
@@ -302,29 +298,6 @@ def _shorten(name: str) -> str:
         return ", ".join(f"{length} {kind}" for kind, length in runs)
 
     return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", PATTERN.sub(count, name))
-
-
-def _gap_plot(
-    gaps: Mapping[str, Band], looks: Mapping[str, Look], kind: str, baseline: str, name: str
-) -> Plot:
-    """Plot each row's mean paired difference to the baseline, with its band, over the steps."""
-    axes = new_axes()
-    _draw_bands(axes, gaps, looks, first=max(band.x[-1] for band in gaps.values()) / 10)
-    axes.axhline(0, color=INK, linewidth=1)
-    lines = [(band.mean, band.low, band.high) for band in list(gaps.values())[:MAX_NAMED]]
-    late = [own[len(own) // 2 :] for each in lines for own in each if own is not None]
-    low, high = min(0.0, *map(min, late)), max(0.0, *map(max, late))
-    room = 0.08 * (high - low) or 1.0
-    axes.set_ylim(low - room, high + room)
-    axes.xaxis.set_major_formatter(format_tick)
-    loss = {"val": "validation loss", "train": "training loss"}[kind]
-    axes.set(xlabel="training steps", ylabel=f"{loss} minus {_label(baseline)}'s (nats)")
-    caption = (
-        f"Mean difference to {baseline} at the same seed and step; bands are "
-        f"{INTERVALS.format(each='thin lines show each')} of each point alone. Only the end of "
-        f"training decides what the runs show.{_left_out(gaps)}"
-    )
-    return _render(axes, name, f"Gap to {baseline} over training", caption)
 
 
 def _curve_plot(

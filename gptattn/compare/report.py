@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 # Of the plots that we write, and may remove.
 PLOT_NAMES = (
     *(f"loss_{axis}" for axis in ("tokens", "flops", "seconds", "sizes", "sizes_cache", "cache")),
-    *("forest_loss", "loss_gap"),
-    *("loss_position", "loss_position_beyond"),
+    *("forest_loss", "loss_position", "loss_position_beyond"),
     *(f"pareto_{cost}" for cost in COSTS),
 )
 FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")

@@ -95,15 +95,19 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
     if the attention is the same. Raises ConfigError for one that cannot be compared.
     """
     words = DataFrame([words_by_axis(run) for run in runs]).map("\n".join)
-    of_task = all("task" in run.data for run in runs)  # which sizes solve it?
-    axes = [axis for axis in words if words[axis].any() and not (of_task and axis == "model")]
+    axes = [axis for axis in words if words[axis].any()]
     typed = _tabulate_typed(runs, by)
-    if by:
-        compared = [key for key in typed if _is_named(key, by)]
-    else:
-        always = words.groupby([axis for axis in axes if axis not in ("batch_size", "precision")])
-        swept = [key for key in typed if _varies(typed[key], always.ngroup())]
-        compared = [key for key in swept if key.split(".")[0] in ATTENTION] or swept[:1]
+    compared = [key for key in typed if _is_named(key, by)]
+    if not by:
+        free = {"batch_size", "precision"}
+        if all("task" in run.data for run in runs):
+            free.add("model")  # which sizes solve it?
+        always = words.groupby([axis for axis in axes if axis not in free]).ngroup()
+        swept = [key for key in typed if _varies(typed[key], always)]
+        compared = [key for key in swept if key.split(".")[0] in ATTENTION]
+        if not compared:
+            compared = swept[:1]
+            axes = [axis for axis in axes if axis != "model" or axis not in free]
     named = [axis for axis, keys in AXES.items() if any(_is_named(k, by or compared) for k in keys)]
     axes = [axis for axis in axes if axis not in named]
     number = words.groupby(axes, sort=False).ngroup()

@@ -116,18 +116,6 @@ def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> i
     return able[i] if i < len(able) else None
 
 
-def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float:
-    """Return the true difference that n >= 2 seeds show with 80% power.
-
-    `deviation` is the standard deviation of the paired differences.
-    """
-    from scipy.optimize import root_scalar
-
-    highest = 3 * (critical_t(n, comparisons) + 3) / math.sqrt(n)
-    found = root_scalar(lambda x: power(x, n, comparisons) - POWER, bracket=(0.0, highest))
-    return deviation * found.root
-
-
 def stein_seeds(deviation: float, half_width: float, first: int, comparisons: int = 1) -> int:
     """Return how many seeds an interval of the mean +- `half_width` needs, by Stein's two stages.
 

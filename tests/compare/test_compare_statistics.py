@@ -11,8 +11,8 @@ from gptattn.compare.statistics import (
     critical_t,
     paired_p,
     pareto_front,
+    power,
     seeds_needed,
-    smallest_difference,
     stein_seeds,
     t_interval,
 )
@@ -102,14 +102,15 @@ def test_seeds_needed_match_published_tables():
     assert seeds_needed(0.5, 1.0, 5) == 51
 
 
-@pytest.mark.parametrize(("n", "comparisons"), [(2, 1), (3, 3), (5, 3), (8, 7)])
-def test_the_smallest_difference_is_shown_in_four_of_five_samples(n, comparisons):
-    smallest = smallest_difference(0.03, n, comparisons)
-    d = np.random.default_rng(n).normal(loc=smallest, scale=0.03, size=(SIMULATIONS, n))
+@pytest.mark.parametrize(
+    ("effect", "n", "comparisons"), [(10.0, 2, 1), (4.0, 3, 3), (2.0, 5, 3), (1.5, 8, 7)]
+)
+def test_the_power_is_the_share_of_samples_that_show_the_difference(effect, n, comparisons):
+    d = np.random.default_rng(n).normal(loc=effect, size=(SIMULATIONS, n))
     # An independent oracle: t from numpy, its quantile from scipy.
     values = d.mean(axis=1) / d.std(axis=1, ddof=1) * math.sqrt(n)
     shown = (np.abs(values) > t.isf(0.025 / comparisons, n - 1)).sum()
-    low, high = binomial_bounds(0.8)
+    low, high = binomial_bounds(power(effect, n, comparisons))
     assert low <= shown <= high
 
 

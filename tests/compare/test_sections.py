@@ -232,6 +232,17 @@ def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(tmp
     assert "val/bits_per_byte" not in lines[0]
 
 
+def test_sizes_on_a_task_are_sections_joined_by_a_curve_if_attentions_are_compared(tmp_path):
+    for variant in ("mha", "gqa"):
+        for width in (16, 32):
+            config = {"overrides": [f"attn={variant}", f"model.d_model={width}"]}
+            place = tmp_path / f"{variant}{width}"
+            write_run(place, variant, 1, 2.0, data=TASK, config=config, d_model=width)
+    found = load_comparison(tmp_path)
+    assert [section.title for section in found.sections] == ["d_model=16", "d_model=32"]
+    assert {section.title_without("model") for section in found.sections} == {""}
+
+
 def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path):
     task_run(tmp_path / "a", 0.5)
     task_run(tmp_path / "b", 0.5, seed=2, text="other")
@@ -256,7 +267,7 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path):
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)
-    assert page.count("<svg") == 20  # nine of each section, and two over sizes
+    assert page.count("<svg") == 18  # eight of each section, and two over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
     assert {"loss_sizes.png", "loss_sizes_cache.png"} <= {path.name for path in out.iterdir()}
 
