@@ -36,7 +36,7 @@ GOOD = {"count": 3, "heat": None, "inner": {"share": 0.5}}
 
 
 def test_a_record_has_the_default_of_a_setting_that_is_newer_and_must_have_each_table():
-    record = asdict(settings("seed=3", "optim.decay=linear"))
+    record = asdict(settings("seed=3"))
     del record["checks"], record["log_every"], record["optim"]["decay"]
     assert read_record(record) == settings("seed=3")
     for name in ("attn", "model"):
