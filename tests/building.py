@@ -7,9 +7,10 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cache, lru_cache
-from typing import Any, get_type_hints
+from dataclasses import asdict
+from functools import cache, lru_cache, reduce
+from operator import getitem
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from gptattn.position import HeadPosition
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import arguments_of, construct, find_target
+from gptattn.settings.values import build_dataclass
 
 
 def menu(group: str) -> list[str]:
@@ -107,21 +109,21 @@ def settings(*overrides: str) -> TrainConfig:
     if any(o.startswith(NOT_PLAIN) for o in overrides):
         typed = [one for one in typed if PLAIN.match(str(one.input_line))]
     put = {str(one.input_line) for one in typed}
-    cfg = _compose(*(o for o in overrides if o not in put))
+    node = asdict(_compose(*(o for o in overrides if o not in put)))
     for one in sorted(typed, key=lambda one: "." in one.key_or_group):  # first the files
         key, value = one.key_or_group, one.value()
-        cfg = _choose(cfg, key, value) if key in LAYER else _put(cfg, key.split("."), value)
+        if key == "part":
+            names = value if isinstance(value, list) else [value]
+            node["part"] = {name: read_file("part", name) for name in names}
+        elif key in LAYER:
+            node[key], node["choices"][key] = read_file(key, value), value
+        else:
+            *groups, name = key.split(".")
+            reduce(getitem, groups, node)[name] = value
+    node["overrides"] = [o for o in overrides if not o.startswith(("seed=", "run_dir="))]
+    cfg = build_dataclass(TrainConfig, node)
     check(cfg)
     return cfg
-
-
-def _choose(cfg: TrainConfig, group: str, names: Any) -> TrainConfig:
-    """These settings with a file of `attn` or `position`, or with files of `part`."""
-    if group == "part":
-        listed = [names] if isinstance(names, str) else names
-        return replace(cfg, part={name: read_file("part", name) for name in listed})
-    spec, choices = read_file(group, names), cfg.choices | {group: names}
-    return replace(cfg, **{group: spec}, choices=choices)
 
 
 @cache
@@ -133,18 +135,6 @@ def _read_file(group: str, name: str) -> dict[str, Any]:
 def read_file(group: str, name: str) -> dict[str, Any]:
     """What a file in `conf/attn`, `conf/part` or `conf/position` says."""
     return dict(_read_file(group, name))
-
-
-def _put(node: Any, path: Sequence[str], value: Any) -> Any:
-    """A copy of the settings with this value at the path."""
-    name, *below = path
-    if isinstance(node, dict):
-        return node | {name: _put(node[name], below, value) if below else value}
-    if below:
-        value = _put(getattr(node, name), below, value)
-    if type(value) is int and get_type_hints(type(node))[name] in (float, float | None):
-        value = float(value)
-    return replace(node, **{name: value})
 
 
 def build_attention(variant: str, **overrides: Any) -> Attention:

@@ -33,7 +33,7 @@ from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import build_dataclass
 
 # Their constructors, or `layers.py`, check the keys.
-OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger")
+OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger", "trainer.callbacks")
 # Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
 UNKNOWN = object()  # equals no value
@@ -51,9 +51,10 @@ class Command(Settings):
 
 
 # Hydra refuses a name that the files in conf/ do not have, but not in these groups.
-_groups = OmegaConf.create({name: {} for name in OPEN} | {"trainer": {"callbacks": {}}})
-for _group in (*(_groups[name] for name in OPEN), _groups.trainer.callbacks):
-    OmegaConf.set_struct(_group, False)
+_groups = OmegaConf.create()
+for _name in OPEN:
+    OmegaConf.update(_groups, _name, {})
+    OmegaConf.set_struct(OmegaConf.select(_groups, _name), False)
 ConfigStore.instance().store("open_groups", _groups)
 
 

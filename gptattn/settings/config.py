@@ -176,7 +176,7 @@ class TrainerConfig:
     deterministic: Annotated[bool, Meaning.BOUND]
     devices: Annotated[Annotated[int, Meta(gt=0, le=1024)] | Literal["auto"], Meaning.VIEW]
     num_nodes: Annotated[Annotated[int, Meta(gt=0, le=65_536)] | Literal["auto"], Meaning.VIEW]
-    callbacks: dict[str, Spec] = field(default_factory=dict)  # which earlier records lack
+    callbacks: dict[str, Spec]
 
     @property
     def processes(self) -> int:

@@ -20,6 +20,7 @@ TYPE_NAMES: dict[Any, str] = {
     float: "a number",
     int: "a whole number",
     bool: "true or false",
+    str: "text",
     list: "a list, as [a,b]",
     dict: "a table, as {name:value}",
 }
@@ -86,12 +87,13 @@ def build_dataclass(
 ) -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
-    `default` gives the value of a field that `node` lacks, by its dotted name, except for a table.
-    Raises ConfigError, naming the field, for an unknown or missing name, a wrong type, and a number
-    out of range.
+    `default` gives the value of a field that `node` lacks, by its dotted name, but `node` must have
+    each table. Raises ConfigError, naming the field, for an unknown or missing name, a wrong type,
+    and a number out of range.
     """
     if not isinstance(node, Mapping):
-        raise ConfigError(path.rstrip("."), f"{node!r} is not a table; give {path}NAME=VALUE")
+        what = "is null" if node is None else f"{node!r} is not a table"
+        raise ConfigError(path.rstrip("."), f"{what}; give {path}NAME=VALUE")
     hints = list_hints(kind)
     for key in node:
         if key not in hints:
@@ -107,21 +109,21 @@ def build_dataclass(
             else:
                 values[one.name] = _build_value(name, value, hint)
         elif one.default is MISSING and one.default_factory is MISSING:
-            if default is None or is_dataclass(bare(hint)) or get_origin(bare(hint)) is dict:
+            is_table = is_dataclass(bare(hint)) or get_origin(bare(hint)) is dict
+            if default is None or (is_table and not path):
                 raise ConfigError(name, "is missing; give a value")
             values[one.name] = default(name)
     return kind(**values)
 
 
 def _build_value(field: str, value: Any, hint: Any) -> Any:
-    kind = bare(hint)
-    if kind in (str, str | None) and type(value) in (int, float):  # as experiment_name=3
+    kinds = [kind for kind, _ in _list_options(hint)]
+    if str in kinds and type(value) in (int, float):  # as experiment_name=3
         value = str(value)
-    if get_origin(kind) is list and isinstance(value, list):
-        of = get_args(kind)[0]
+    of = next((get_args(kind)[-1] for kind in kinds if get_origin(kind) is type(value)), None)
+    if isinstance(value, list) and of is not None:
         return [_build_value(f"{field}[{i}]", one, of) for i, one in enumerate(value)]
-    if get_origin(kind) is dict and isinstance(value, dict):
-        of = get_args(kind)[1]
+    if isinstance(value, dict) and of is not None:
         return {key: _build_value(f"{field}.{key}", one, of) for key, one in value.items()}
     return check_type(field, value, hint)
 
@@ -175,7 +177,7 @@ def _describe_range(value: float, limits: msgspec.Meta) -> str:
 
 def describe_unknown(name: str, names: Sequence[str]) -> str:
     """Return what is said of a name that is no setting; one of `names` may be meant."""
-    near = find_settings(name, names)
+    near = find_settings(name, [one for one in names if one != name])
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"is not a setting; {hint}--help lists them all"
 

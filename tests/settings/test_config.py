@@ -9,6 +9,7 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 import torch
+from building import settings as cached_settings
 from docs_commands import OF_SHAKESPEARE
 from support import TEXT, bpe
 
@@ -82,3 +83,18 @@ def test_every_tokenizer_and_experiment_composes_and_builds(group, name, needs, 
     vocab_size = build_data(cfg).tokenizer.vocab_size if group == "tokenizer" else 256
     with torch.device("meta"):
         assert build_model(cfg, vocab_size).layers()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "seed=3 attn=gqa attn.num_kv_heads=1 part=[gate,sink] part.gate.granularity=headwise",
+        "position=rope position.base=1e5 part=sink block=llama block.norm_eps=1 trainer=cpu",
+        "pattern=[sliding,gqa] attn.window=9 seed=2 optim.lr=1 budget.steps=null budget.tokens=99",
+        "recipe=gemma3 model.d_model=96 part=[softcap] data=recall tokenizer=none sample.tokens=0",
+        "match=params attn=mla attn.kv_rank=16 cache_dir=7 data=text data.path=x.txt log_every=3",
+        "optim=muon optim.matrices.momentum=0.5 experiment_name=2024 model=nano run_dir=here",
+    ],
+)
+def test_the_settings_of_tests_are_those_that_hydra_composes(overrides):
+    assert cached_settings(*overrides.split()) == settings(overrides.split())
