@@ -15,7 +15,9 @@ import msgspec
 from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import read_shipped, write_shipped
-from gptattn.training.fingerprint import compute_fingerprint, holds
+from gptattn.errors import ConfigError
+from gptattn.settings.values import suggest
+from gptattn.training.fingerprint import agrees, compute_fingerprint
 
 
 @dataclass
@@ -29,13 +31,16 @@ class Arguments:
 def check(arguments: Sequence[str]) -> None:
     """Print each entry with what its fingerprint says; write those to be renewed."""
     args = parse(Arguments, arguments)
+    names = {entry.name for folder in SHIPPED.values() for entry in read_shipped(folder)}
+    if args.entry not in ("all", *names):
+        raise ConfigError("entry", f"{args.entry!r} is not shipped; {suggest(args.entry, names)}")
     for experiment, folder in SHIPPED.items():
         entries = read_shipped(folder)
         for i, entry in enumerate(entries):
             if args.entry not in ("all", entry.name):
                 continue
             found = compute_fingerprint(entry.list_overrides(experiment))
-            said = "holds" if holds(entry.fingerprint, found) else "differs"
+            said = "holds" if agrees(entry.fingerprint, found) else "differs"
             if not entry.fingerprint or (said == "differs" and args.renew):
                 again = bool(entry.fingerprint)
                 said += ", renewed"

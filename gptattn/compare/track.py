@@ -346,16 +346,16 @@ def _describe_mismatch(entry: Entry, known: Sequence[Entry], holds: Callable[[En
             return "another text"
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
-        shipped = [each for each in (entry, one) if each.is_shipped]
-        own = [each for each in (entry, one) if not each.is_shipped]
-        if not shipped:
-            code = [m for m, digest in entry.code.items() if one.code.get(m, digest) != digest]
-        elif own:  # of the installed code?
-            code = [m for m, digest in own[0].code.items() if hash_of(m) != digest]
-        if own and code:
+        if entry.is_shipped and one.is_shipped:
+            continue
+        shipped, own = (entry, one) if entry.is_shipped else (one, entry)
+        # One's own are of one code; beside a shipped entry, of the code that is installed.
+        beside = {m: hash_of(m) for m in own.code} if shipped.is_shipped else shipped.code
+        code = [m for m, digest in own.code.items() if beside.get(m, digest) != digest]
+        if code:
             return f"other code ({', '.join(code[:3])})"
-        if own and shipped and not holds(shipped[0]):
-            return f"the code now gives {shipped[0].name} other losses than the shipped ones"
+        if shipped.is_shipped and not holds(shipped):
+            return f"the code now gives {shipped.name} other losses than the shipped ones"
     return ""
 
 
