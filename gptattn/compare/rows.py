@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series
 
@@ -23,6 +23,7 @@ from gptattn.settings.values import suggest
 
 Groups = dict[str, list[Run]]
 
+OF_VARIANT = ("attn", "recipe", "pattern", "part")  # its name tells them
 RATE, WIDTH = "optim.lr", "model.d_mlp"  # which `tune` and `match` choose
 UNSET = "unset"  # a run without the setting; `none` and `None` are values
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
@@ -65,15 +66,13 @@ def words_by_axis(run: Run) -> dict[str, list[str]]:
     # The path is left out: a tokenizer file is identified by its sha256.
     own = [k for k in settings if k.startswith("tokenizer.")]
     own = [k for k in own if k not in ("tokenizer._target_", "tokenizer.path")]
+    sizes = [f"{key}={settings.get(f'model.{key}')}" for key in SIZES]
     return {
         "data": source,
         "tokenizer": [tokenizer, *(_word(k.partition(".")[2], settings[k]) for k in own)],
         "validation": [f"{k}={v}" for k, v in settings.items() if k.startswith("validation.")],
         "task": task,
-        "model": [
-            *(f"{key}={settings.get(f'model.{key}')}" for key in SIZES),
-            f"d_mlp={run.mlp_width}",
-        ],
+        "model": [*sizes, f"d_mlp={run.mlp_width}"],
         "budget": [re.sub(r"(?<![\d.])\d{4,}", lambda n: f"{int(n[0]):,}", run.budget or "?")],
         "batch_size": [f"batch_size={settings.get('batch_size')}"],
         "precision": [f"trainer.precision={settings.get('trainer.precision')}"],
@@ -95,27 +94,28 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
     if the attention is the same. Raises ConfigError for one that cannot be compared.
     """
     words = DataFrame([words_by_axis(run) for run in runs]).map("\n".join)
-    axes = [axis for axis in words if words[axis].any()]
-    typed = _tabulate_typed(runs, by)
+    axes = [str(axis) for axis, values in words.items() if any(values)]
+    table = _tabulate_typed(runs, by)
+    typed = {str(key): values for key, values in table.items()}
+    by = ["attn" if key in OF_VARIANT else key for key in by]
     compared = [key for key in typed if _is_named(key, by)]
     if not by:
-        free = {"batch_size", "precision"}
-        if all("task" in run.data for run in runs):
-            free.add("model")  # which sizes solve it?
+        of_task = all("task" in run.data for run in runs)
+        free = ("batch_size", "precision", "model" if of_task else "")
         always = words.groupby([axis for axis in axes if axis not in free]).ngroup()
         swept = [key for key in typed if _varies(typed[key], always)]
         compared = [key for key in swept if key.split(".")[0] in ATTENTION]
-        if not compared:
-            compared = swept[:1]
-            axes = [axis for axis in axes if axis != "model" or axis not in free]
+        if of_task and not compared:
+            axes.remove("model")  # which sizes solve it?
+        compared = compared or swept[:1]
     named = [axis for axis, keys in AXES.items() if any(_is_named(k, by or compared) for k in keys)]
     axes = [axis for axis in axes if axis not in named]
     number = words.groupby(axes, sort=False).ngroup()
-    row = typed.groupby(compared).ngroup() if compared else number
-    for key in typed.columns.difference([*compared], sort=False):
+    row = table.groupby(compared).ngroup() if compared else number
+    for key in [key for key in typed if key not in compared]:
         several = row.groupby([number, typed[key]]).nunique() > 1
         # Two of its values have several rows; if not, it belongs to the rows, as in an ablation.
-        crossed = several.groupby(level=0).sum().max() > 1
+        crossed = max(several.groupby(level=0).sum()) > 1
         if _varies(typed[key], number) and (by or crossed):
             axes.append(key)
             words[key] = [_word(key, value) for value in typed[key]]
@@ -148,14 +148,13 @@ def _tabulate_typed(runs: Sequence[Run], by: Sequence[str]) -> DataFrame:
             raise ConfigError("by", f"losses on another {key} cannot be compared; leave it out")
         if not any(_is_below(one, key) for one in known) and key not in ATTENTION:
             raise ConfigError("by", f"no run has {key!r}; {suggest(key, keys)}")
-    variant = ("attn", "recipe", "pattern", "part")
-    others = [key for key in dict.fromkeys([*keys, *by]) if key not in variant]
+    others = [key for key in dict.fromkeys([*keys, *by]) if key not in OF_VARIANT]
     return DataFrame({"attn": run.variant} | {k: _value(k, run) for k in others} for run in runs)
 
 
 def _varies(values: Series, number: Series) -> bool:
     """Whether the values differ between runs of one number."""
-    return values.groupby(number).nunique().max() > 1
+    return max(values.groupby(number).nunique()) > 1
 
 
 def _is_below(key: str, name: str) -> bool:
@@ -234,8 +233,8 @@ def rates_differ(runs: Sequence[Run]) -> bool:
 
 def rates_are_chosen(runs: Sequence[Run]) -> bool:
     """Whether rates are not what is compared: `tune`, or the user, chose one for each row."""
-    homes = {run.folder.parent for run in runs}
-    return any((home / TUNING).is_dir() for home in homes) or rates_differ(runs)
+    tuned = any((run.folder.parent / TUNING).is_dir() for run in runs)
+    return tuned or rates_differ(runs)
 
 
 def _value(key: str, run: Run) -> str:
@@ -253,18 +252,26 @@ def _name_rows(firsts: Sequence[Run]) -> list[str]:
         typed.pop(RATE, None)
     told = {key for key in typed if len({_value(key, run) for run in firsts}) > 1}
     names = [run.name or _name_row(run, told, firsts) for run in firsts]
-    table = _tabulate(firsts)
+    table = _tabulate(firsts).to_dict("records")
     for name in [name for name, count in Counter(names).items() if count > 1]:
-        alike = table[[other == name for other in names]]
-        keys = [key for key in alike if alike[key].nunique() > 1]
-        keys.sort(key=lambda key: key in (RATE, WIDTH))  # chosen, for another difference
-        chosen: list[str] = []
-        while not chosen or len(alike[chosen].drop_duplicates()) < len(alike):
-            counts = {key: len(alike[[*chosen, key]].drop_duplicates()) for key in keys}
-            chosen.append(max(keys, key=lambda key: counts[key]))
-        for i, row in alike.iterrows():
-            names[i] = " ".join([name, *(_word(key, row[key]) for key in chosen)])
+        rows = {i: table[i] for i, other in enumerate(names) if other == name}
+        keys = _tell_apart([*rows.values()])
+        for i, row in rows.items():
+            names[i] = " ".join([name, *(_word(key, row[key]) for key in keys)])
     return names
+
+
+def _tell_apart(rows: Sequence[Mapping[Any, str]]) -> list[str]:
+    """Return the settings that tell the rows apart, as few as a greedy search finds."""
+
+    def count(*keys: str) -> int:
+        return len({tuple(row[key] for key in keys) for row in rows})
+
+    keys = sorted(rows[0], key=lambda key: key in (RATE, WIDTH))  # chosen, for another difference
+    chosen: list[str] = []
+    while count(*chosen) < len(rows):
+        chosen.append(max(keys, key=lambda key: count(*chosen, key)))
+    return chosen
 
 
 def _name_row(run: Run, told: Collection[str], firsts: Sequence[Run]) -> str:

@@ -33,10 +33,8 @@ def read_typed(overrides: Sequence[str]) -> dict[str, str]:
 
 def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) -> str:
     """Return the file chosen in a group, or a setting's value, or all that is below it."""
-    if key in choices or key in settings:
-        return choices.get(key) or settings[key]
     below = (f"{k}={v}" for k, v in settings.items() if k.startswith((f"{key}.", f"{key}[")))
-    return " ".join(below)
+    return choices.get(key) or settings.get(key) or " ".join(below)
 
 
 def leave_out(
@@ -50,7 +48,8 @@ def leave_out(
 
     def stays(override: str) -> bool:
         name = override.lstrip("+").partition("=")[0]
-        of_model = name == "recipe" or name.partition(".")[0] not in ATTENTION
+        # Others may have made the record: it must not tell Hydra where to search.
+        of_model = name == "recipe" or name.partition(".")[0] not in (*ATTENTION, "hydra")
         return of_model and name != key and (name in choices or name not in told)
 
     return tuple(filter(stays, overrides))

@@ -159,6 +159,12 @@ def test_by_names_what_is_compared_instead(tmp_path):
         sections(tmp_path, by=["tokenizer"])
 
 
+def test_by_part_compares_the_attention(tmp_path):
+    write_grid(tmp_path, ("part=[],[gate]", "model.dropout=0.0,0.1"))
+    for by in ("part", "attn"):
+        assert [*sections(tmp_path, by=[by])] == ["model.dropout=0.0", "model.dropout=0.1"]
+
+
 def test_by_compares_sizes_on_request_only(tmp_path):
     write_grid(tmp_path, ("model.d_model=32,64",))
     assert [*sections(tmp_path)] == ["d_model=32", "d_model=64"]
