@@ -59,7 +59,7 @@ NAMES_ELSEWHERE = {
     "budget.seconds": "minutes time",
     "batch_size": "batch",
     "data.path": "file text_file",
-    "experiment_name": "experiment_dir name",
+    "experiment_name": "experiment_dir",
     "run_dir": "out out_dir output_dir logdir",
 }
 # Recipes that are asked for, and why there is none.
