@@ -95,15 +95,16 @@ def run_job(cfg: DictConfig) -> float:
         if single and any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
             raise ConfigError("command line", "these settings define a sweep; add -m")
         settings = from_hydra(cfg, job)
-        place = cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
-        resumes = cfg.resume is not None
-        if resumes:
+        # Hydra reads run_dir=3 as a number.
+        place, resume = (None if one is None else str(one) for one in (cfg.run_dir, cfg.resume))
+        place = place or (job.run.dir if job.run.dir != "." else None)
+        if resume is not None:
             if place is not None:
                 raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
-            place = cfg.resume
+            place = resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
 
-            recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
+            recorded = load_config(Path(resume), settings.allow_targets, "resume")
             settings = resume_settings(recorded, overrides, cfg)
         check(settings)
 
@@ -114,7 +115,7 @@ def run_job(cfg: DictConfig) -> float:
             console.print("loading torch")
         from gptattn.training.run import train
 
-        summary = train(settings, place, console, overrides=overrides, resume=resumes)
+        summary = train(settings, place, console, overrides=overrides, resume=resume is not None)
         return float(summary["metrics"][LOSS])
     except Stopped as stopped:
         if stopped.signum == signal.SIGINT and not single:

@@ -17,14 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import (
-    CONF,
-    UNITS,
-    Settings,
-    TrainConfig,
-    check,
-    variant_name,
-)
+from gptattn.settings.config import CONF, UNITS, Settings, TrainConfig, check, variant_name
 from gptattn.settings.construct import check_targets
 from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers

@@ -99,3 +99,8 @@ def test_a_finished_run_without_checkpoints_is_not_resumed(own, said, tmp_path):
     run.write_summary({"status": "done"})
     with pytest.raises(CheckpointError, match=f"^resume: .*{said}"):
         find_start(run, cfg)
+
+
+def test_a_folder_may_have_a_number_as_its_name(tmp_path, capfd):
+    assert command(tmp_path, "resume=3") == 4
+    assert capfd.readouterr().err.startswith("error: resume: 3 holds no run")
