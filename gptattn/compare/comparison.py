@@ -14,7 +14,7 @@ from pandas import DataFrame
 
 from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
-from gptattn.compare.finished_runs import Run, at_first_budgets, without_replaced
+from gptattn.compare.finished_runs import Run, without_replaced
 from gptattn.compare.rows import RATE, Groups, comparable_sets, group_runs, rates_differ
 from gptattn.compare.statistics import (
     Difference,
@@ -109,9 +109,8 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, each once: an extended run may be in several sections."""
-        runs = [run for section in self.sections for row in section.rows for run in row.runs]
-        return list({(run.folder, run.until): run for run in runs}.values())
+        """All runs of all sections."""
+        return [run for section in self.sections for row in section.rows for run in row.runs]
 
     def table(self) -> DataFrame:
         """Return a pandas DataFrame with one row per variant and section, as in comparison.csv.
@@ -167,7 +166,6 @@ def compare(
     `mha`. `by`: the settings to compare, where they are not the attention. Raises ConfigError for
     an unknown one.
     """
-    runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
     sets = comparable_sets(runs, by)
     grouped = [group_runs(found.runs) for found in sets]
@@ -202,7 +200,7 @@ def compare(
     return Comparison(
         list(folders),
         sections,
-        [*extended, *differences_in_provenance(runs)],
+        differences_in_provenance(runs),
         [*skipped, *replaced, *copies],
     )
 

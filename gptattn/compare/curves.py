@@ -157,12 +157,8 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
     """Return `val` if each run with curves has MIN_VALIDATIONS validations, else `train`."""
     runs = [run for row in section.rows for run in row.runs if run.folder in curves]
-    known = [(curves[run.folder], run.until) for run in runs]
-    counts = [
-        np.count_nonzero(each.val["step"] <= until)
-        for each, until in known
-        if len(each.train) + len(each.val)
-    ]
+    known = [curves[run.folder] for run in runs]
+    counts = [len(each.val) for each in known if len(each.train) + len(each.val)]
     return "val" if counts and min(counts) >= MIN_VALIDATIONS else "train"
 
 
@@ -176,8 +172,7 @@ def average_rows(
         for run in row.runs:
             if run.folder in curves:
                 curve = getattr(curves[run.folder], kind)
-                points = curve.loc[curve["step"] <= run.until, [axis, "loss"]]
-                members.append((points[axis].to_numpy(), points["loss"].to_numpy()))
+                members.append((curve[axis].to_numpy(), curve["loss"].to_numpy()))
         band = average_curves(members)
         if band is not None:
             found[row.name] = band

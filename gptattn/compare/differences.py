@@ -62,7 +62,6 @@ def count_values(values: Sequence[str]) -> str:
 
 def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
     """Return one line for each difference in code or environment between the runs."""
-    runs = list({run.folder: run for run in runs}.values())  # an extended run may occur twice
     lines = []
     unknown = sum(run.provenance is None for run in runs)
     if unknown:

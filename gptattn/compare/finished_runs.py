@@ -3,7 +3,6 @@
 Unfinished or damaged run folders are skipped, each with a line that says why.
 """
 
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ from gptattn.runs.two_stages import FirstStage, read_two_stages
 from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import (
     Provenance,
-    at_step,
-    budget_words,
     differences,
     flat,
     places,
@@ -67,14 +64,6 @@ class Match(msgspec.Struct, frozen=True):
     reached: float
 
 
-class Completed(msgspec.Struct, frozen=True):
-    """A run's metrics at the end of a budget."""
-
-    budget: dict[str, int | float | None]  # as in the settings: steps, tokens, ...
-    step: int
-    metrics: dict[str, float | None]
-
-
 @dataclass(frozen=True)
 class Run:
     """One finished run: its summary.json and the settings that its result depends on."""
@@ -84,7 +73,7 @@ class Run:
     seed: int
     metrics: dict[str, float]  # finite values only; val/loss is always there
     settings: dict[str, str]  # flat; everything that can change the result, except the seed
-    budget: str = ""  # as "1000 steps"
+    budget: str = ""  # as "1000 steps", or "1000 steps, then 2000 steps"
     data: dict[str, str] = field(default_factory=dict)  # flat; `data` of summary.json
     environment: dict[str, str] = field(default_factory=dict)  # flat
     match: Match | None = None
@@ -92,8 +81,6 @@ class Run:
     choices: dict[str, str] = field(default_factory=dict)  # config files, as {"model": "nano"}
     origin: str = ""  # name of the folder whose weights it started from; "": from scratch
     steps: int = 0  # training steps of this run, without those of its origin
-    completed: Sequence[Completed] = ()  # by step, the last budget included
-    until: float = math.inf  # last step that its curves show
     provenance: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
@@ -135,7 +122,6 @@ class _Summary(msgspec.Struct):
     environment: dict[str, Any] = {}
     match: Match | None = None
     steps: int = 0
-    completed: list[Completed] = []
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
@@ -257,7 +243,9 @@ def _read(path: Path) -> Run:
     recorded = folder.read_settings()
     use_recorded(recorded)  # whether its code has changed is asked later
     config, data = _flat(recorded), _flat(summary.data)
-    settings = result_settings(config)
+    settings, made = result_settings(config), folder.read_provenance()
+    if made is not None and made.budgets:
+        settings["budget"] = one_line(", then ".join([*made.budgets, settings["budget"]]))
     origin = config.get("init_from", "None")
     origin = "" if origin == "None" else origin
     if origin:
@@ -280,8 +268,7 @@ def _read(path: Path) -> Run:
         choices=_flat(recorded.get("choices", {})),
         origin=PurePath(origin).name,
         steps=summary.steps,
-        completed=summary.completed,
-        provenance=folder.read_provenance(),
+        provenance=made,
         places=places(config),
         stage=stages.of(recorded) if stages else None,
         uncached=summary.metrics.get(CACHE, 0) is None,
@@ -326,56 +313,6 @@ def _name_origins(runs: Sequence[Run]) -> list[Run]:
 def seedless(path: str) -> str:
     """Return the path of a run folder without its seed and id."""
     return SEED_AND_ID.sub(r"\1", path)
-
-
-def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Return each run as it was when its first budget ended, and a note on each extended run.
-
-    At that step the schedule was complete, so the run compares with runs that stopped there. If
-    runs of another variant or with other settings were extended alike, the extended result is kept,
-    after all others, as a run with its own budget ("1000 steps, then 2000 steps").
-    """
-    kept: list[Run] = []
-    extended: dict[str, list[Run]] = {}
-    for run in runs:
-        ends = [_at(run, end) for end in run.completed if end.step < run.steps]
-        ends = [end for end in ends if LOSS in end.metrics]
-        kept.append(ends[0] if ends else run)
-        if ends:
-            history = ", then ".join(end.budget for end in [*ends, run])
-            extended.setdefault(history, []).append(_with_budget(run, history))
-    notes = []
-    for history, members in extended.items():
-        alike = len({(run.variant, *sorted(run.settings.items())) for run in members}) > 1
-        kept += members if alike else []
-        for run in members:
-            why = "is not compared: no other variant was extended the same way"
-            final = f", {run.metrics[LOSS]:.4f}, {why}"
-            final = " is compared with runs extended alike" if alike else final
-            notes.append(
-                one_line(
-                    f"{run.folder} was extended ({history}): it is compared at the end of its "
-                    f"first budget; its final loss{final}"
-                )
-            )
-    return kept, notes
-
-
-def _at(run: Run, end: Completed) -> Run:
-    """Return the run as it was at the end of this budget."""
-    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
-    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
-    return replace(
-        _with_budget(run, one_line(budget_words(given))),
-        metrics=costs | finite(end.metrics),
-        steps=end.step,
-        until=end.step,
-        provenance=run.provenance and at_step(run.provenance, end.step),
-    )
-
-
-def _with_budget(run: Run, words: str) -> Run:
-    return replace(run, budget=words, settings=run.settings | {"budget": words})
 
 
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

@@ -144,7 +144,7 @@ def seed_commands(section: Section) -> list[str]:
     found = []
     for row in others:
         d, runs = row.difference, [*baseline.runs, *row.runs]
-        made = [run.provenance for run in runs if run.until == math.inf]
+        made = [run.provenance for run in runs if run.provenance and not run.provenance.budgets]
         if d is None or d.shown or d.asked or d.seeds_needed is None or d.n >= d.seeds_needed:
             continue
         if len(made) < len(runs) or not all(one and is_unchanged(one.code) for one in made):

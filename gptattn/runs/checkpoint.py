@@ -1,12 +1,15 @@
 """A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
-Its tensors are the weights, under the model's own names, and all others that Lightning saves, under
-their path in its checkpoint, `optimizer_states/0/state/...`. The file's header has everything else
-as JSON, under the key `gptattn`, and a SHA-256 of it all.
+It holds the weights, what Lightning restores by itself (the optimizer, its loops, and the state of
+the user's own callbacks), and a `RunState`. Its tensors are the weights, under the model's own
+names, and all others, under their path in Lightning's checkpoint, `optimizer_states/0/state/...`.
+The file's header has everything else as JSON, under the key `gptattn`, and a SHA-256 of it all.
 """
 
 import hashlib
 import json
+from array import array
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,37 @@ KEPT = 2  # checkpoints: the newest, and one to fall back on
 HEADER_KEY, SUM_KEY = "gptattn", "sha256"  # in the file's header
 TENSOR, PAIRS = "__tensor__", "__pairs__"  # keys in the JSON: a tensor, a dict with other keys
 MODEL = "model."  # Lightning's prefix of the names of weights
+STATE = "run"  # of the `RunState`, in Lightning's checkpoint
+
+
+@dataclass
+class RunState:
+    """What a run has done so far, which its callbacks keep up to date; the defaults: nothing."""
+
+    step: int = 0  # optimizer steps taken
+    seconds: float = 0.0  # of training, up to the newest step that is settled
+    step_seconds: "array[float]" = field(default_factory=lambda: array("d"))  # of each settled step
+    complete: bool = False  # whether its budget was used up, or its accuracy reached, at this step
+    # The record: its size in bytes, the newest value of each metric, and the newest row with a
+    # training loss, up to whose step so many were timed; values logged since then, by metric.
+    row_bytes: int = 0
+    last: dict[str, float | None] = field(default_factory=dict)
+    logged_step: int = 0
+    timed_steps: int = 0
+    since_row: dict[str, list[Tensor]] = field(default_factory=dict)
+    generators: dict[str, Any] = field(default_factory=dict)  # states of random generators
+    facts: dict[str, Any] = field(default_factory=dict)  # `resume.collect_facts`, to compare with
+
+    def store(self, content: dict[str, Any]) -> None:
+        """Put the state into the content of a checkpoint."""
+        steps = torch.tensor(self.step_seconds, dtype=torch.float64)
+        content[STATE] = vars(self) | {"step_seconds": steps}
+
+    @classmethod
+    def restore(cls, content: dict[str, Any]) -> "RunState":
+        """Return the state in the content of a checkpoint."""
+        steps = array("d", content[STATE]["step_seconds"].tolist())
+        return cls(**content[STATE] | {"step_seconds": steps})
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:

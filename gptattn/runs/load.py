@@ -5,6 +5,7 @@ A converted model's folder, with model.safetensors instead of checkpoints, is wr
 
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +143,7 @@ def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
     `outlined`: the model on the meta device.
     """
     try:
-        outlined.load_state_dict(weights, assign=True)
+        deepcopy(outlined).load_state_dict(weights, assign=True)
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip()[:300]
         raise CheckpointError(

@@ -4,36 +4,18 @@
 """
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gptattn.build.data import build_tokenizer
-from gptattn.build.model import build_model
 from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
+from gptattn.model.gpt import GPT
+from gptattn.runs.checkpoint import RunState
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import newest_checkpoint, use_kept_tokenizer
+from gptattn.runs.load import newest_checkpoint
 from gptattn.settings.config import TrainConfig
-
-CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # read before Lightning restores them
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a run resumes: at a checkpoint, or at step 0 if it has none yet.
-
-    The defaults are those of step 0.
-    """
-
-    source: Path | None = None  # the checkpoint; None: the run starts at step 0
-    step: int = 0  # optimizer steps taken
-    seconds: float = 0.0  # of training so far
-    bytes_of_rows: int = 0  # in metrics.jsonl, written before it
-    completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
-    facts: dict[str, Any] = field(default_factory=dict)  # from `collect_facts`
 
 
 def collect_facts(
@@ -50,8 +32,11 @@ def collect_facts(
     }
 
 
-def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
-    """Return where to resume the run: its newest good checkpoint; a warning names damaged ones.
+def find_start(folder: RunFolder, cfg: TrainConfig, outlined: GPT) -> tuple[Path | None, RunState]:
+    """Return the newest good checkpoint to resume the run from, and the state that it holds.
+
+    None, and the state at step 0, if it has no checkpoint yet. `outlined`: its model on the meta
+    device. A warning names damaged ones.
 
     Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
     or if none that it has is good.
@@ -70,28 +55,16 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
         )
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not known:
-        return Start()
-    vocab_size = build_tokenizer(use_kept_tokenizer(cfg, folder)).vocab_size
-    with torch.device("meta"):
-        outlined = build_model(cfg, vocab_size)
+        return None, RunState()
     source, content = newest_checkpoint(folder, outlined)
-    clock, rows, facts = (content["callbacks"][key] for key in CALLBACKS)
-    return Start(
-        source,
-        content["global_step"],
-        clock["seconds"],
-        rows["bytes"],
-        tuple(rows["completed"]),
-        facts,
-    )
+    return source, RunState.restore(content)
 
 
-def check_same(start: Start, now: dict[str, Any]) -> None:
+def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
 
-    `now` is from `collect_facts`. Another torch or number of processes only gives a warning.
+    Both are from `collect_facts`. Another torch or number of processes only gives a warning.
     """
-    was = start.facts
     for name, setting, what in (
         ("text_sha256", "data", "the text"),
         ("tokenizer", "tokenizer", "the tokenizer"),

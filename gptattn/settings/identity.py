@@ -17,7 +17,8 @@ from gptattn.machine.source_code import hash_code
 from gptattn.settings.config import Meaning, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
-UNTIL = "until step"  # key in `Provenance.earlier`: the last step that this part of the run took
+# Keys in `Provenance.earlier`: the last step that other code took, and an earlier budget in words.
+UNTIL, BUDGET = "until step", "earlier budget"
 
 RESUMES = (Meaning.LENGTH, Meaning.PLACE, Meaning.VIEW)  # may change when a run is resumed
 NAMED = (Meaning.RESULT, Meaning.LENGTH, Meaning.PLACE)  # an override is part of the run's name
@@ -91,10 +92,10 @@ def budget_words(config: Mapping[str, str]) -> str:
     return words + f" or accuracy {accuracy}" * (accuracy != "None")
 
 
-def settings_key(settings: Mapping[str, Any]) -> str:
+def settings_key(settings: Mapping[str, Any], budget: str | None = None) -> str:
     """Return a string that is equal for settings that make the same run.
 
-    `settings` are nested, as in config.yaml.
+    `settings` are nested, as in config.yaml. `budget`: in words, in place of theirs.
     """
     config = flat(dict(settings))
     parts = settings.get("part")
@@ -106,7 +107,8 @@ def settings_key(settings: Mapping[str, Any]) -> str:
     }
     # Only whether there are starting weights: `Provenance.weights` identifies them by content.
     starts = config.get("init_from", "None") != "None"
-    return json.dumps(result_settings(config) | own | {"starts": starts}, sort_keys=True)
+    own |= {"starts": starts} | ({} if budget is None else {"budget": budget})
+    return json.dumps(result_settings(config) | own, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Provenance:
     code: dict[str, str]  # module -> hash, of code that affects the numbers
     weights: str | None = None  # sha256 of the weights in init_from, before conversion
     origin: str = ""  # `digest` of the run in init_from, if known
-    # Code or schedule of earlier steps, if the run was resumed with other code or in mid-schedule.
+    # Code and budgets of earlier steps, if the run was resumed with others.
     earlier: list[dict[str, str]] = field(default_factory=list)
 
     @property
@@ -126,6 +128,20 @@ class Provenance:
         """Eight hex digits that identify the run's code and that behind its starting weights."""
         code = json.dumps([self.code, self.earlier, self.origin], sort_keys=True)
         return hashlib.sha256(code.encode()).hexdigest()[:8]
+
+    @property
+    def budgets(self) -> list[str]:
+        """The budgets in words that the run was resumed from, in order, with other ones."""
+        return [part[BUDGET] for part in self.earlier if BUDGET in part]
+
+    def at_first_budget(self) -> "Provenance":
+        """Return the provenance as it was when the first of `budgets` ended."""
+        end = next((i for i, part in enumerate(self.earlier) if BUDGET in part), None)
+        if end is None:
+            return self
+        later = [part for part in self.earlier[end:] if BUDGET not in part]
+        code = {k: v for k, v in later[0].items() if k != UNTIL} if later else self.code
+        return replace(self, code=code, earlier=self.earlier[:end])
 
 
 def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
@@ -154,7 +170,7 @@ def differences(was: Provenance | None, now: Provenance) -> list[str]:
     changed = list_changed(was.code, now.code)
     found = [f"code of {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
-        found.append("it was resumed with other code or another schedule")
+        found.append("it was resumed with other code or another budget")
     if was.origin != now.origin:
         found.append("other code made the weights in init_from")
     if was.text != now.text:
@@ -172,24 +188,15 @@ def list_changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def resume_provenance(
-    was: Provenance | None, now: Provenance, step: int, schedule: str = ""
+    was: Provenance | None, now: Provenance, step: int, budget: str = ""
 ) -> Provenance:
     """Return the provenance of a run that began with `was` and resumes after `step` with `now`.
 
-    `schedule`: the budget, in words, whose schedule the run leaves unfinished; "" if it keeps its
-    schedule or has completed it.
+    `budget`: its budget so far, in words, if it resumes with another one; "" if it keeps it.
     """
     if was is None:
-        return replace(now, earlier=[{UNTIL: str(step)}])
-    left = [{**was.code, UNTIL: str(step)}] if was.code != now.code else []
-    left += [{"schedule": schedule}] if schedule else []
+        was = replace(now, code={})
+    # The budget first: `at_first_budget` needs the code that came up to its end.
+    left = [{BUDGET: budget}] if budget and {BUDGET: budget} not in was.earlier else []
+    left += [{**was.code, UNTIL: str(step)}] if was.code != now.code else []
     return replace(now, weights=was.weights, origin=was.origin, earlier=[*was.earlier, *left])
-
-
-def at_step(made: Provenance, step: int) -> Provenance:
-    """Return the provenance as it was at this step, before any later resume."""
-    for i, part in enumerate(made.earlier):
-        if UNTIL in part and int(part[UNTIL]) >= step:
-            code = {name: value for name, value in part.items() if name != UNTIL}
-            return replace(made, code=code, earlier=made.earlier[:i])
-    return made

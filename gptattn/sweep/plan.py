@@ -17,7 +17,6 @@ from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import (
     Provenance,
-    at_step,
     differences,
     flat,
     places,
@@ -164,7 +163,7 @@ class Found:
 def find_runs(plans: Sequence[Plan]) -> Found:
     """Find the runs of these plans: same settings and, unless `sweep.keep_stale`, same provenance.
 
-    A run that was extended counts with its first budget: its schedule was complete when that ended.
+    A run that was extended counts with its first budget, if that was complete.
     An unfinished run is resumed if it has a checkpoint, unless it would fail again.
     """
     found = Found({}, {}, set(), {})
@@ -174,9 +173,9 @@ def find_runs(plans: Sequence[Plan]) -> Found:
             continue
         begun = stale = None
         same = known[plan.folder.parent].get(settings_key(asdict(plan.cfg)), [])
-        for run, until in same:
+        for run in same:
             was = run.read_provenance()
-            was = at_step(was, until) if was and until else was
+            was = was and was.at_first_budget()
             why = ", ".join(differences(was, plan.provenance))
             if why and places(flat(run.read_settings())) != places(flat(asdict(plan.cfg))):
                 continue  # the command names other files: neither done nor stale
@@ -203,23 +202,22 @@ def find_runs(plans: Sequence[Plan]) -> Found:
     return found
 
 
-def _index_by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
+def _index_by_settings(home: Path) -> dict[str, list[RunFolder]]:
     """Return `settings_key` -> the runs below `home`, those that are done first, then the newest.
 
-    With each the step where its first budget ended, if it was extended after that.
+    Of a run that was extended, the key is that of its first budget.
     """
-    runs: dict[str, list[tuple[RunFolder, int | None]]] = {}
+    runs: dict[str, list[RunFolder]] = {}
     begun = [run for run in find_begun(home) if not run.done]
     for run in [*reversed(find_done(home)), *reversed(begun)]:
-        summary = run.finished() or {}
-        if run.done and not summary:
+        if run.done and run.finished() is None:
             continue
         try:
-            settings, until = run.read_settings(), None
-            first = (summary.get("completed") or [{}])[0]
-            if first and first["step"] < summary["steps"]:
-                settings, until = settings | {"budget": first["budget"]}, first["step"]
-            runs.setdefault(settings_key(settings), []).append((run, until))
+            made = run.read_provenance()
+            if made and made.budgets and not run.done:
+                continue  # it was stopped while it was extended
+            key = settings_key(run.read_settings(), *(made.budgets[:1] if made else ()))
+            runs.setdefault(key, []).append(run)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # an incomplete record does not count: the run is made again
     return runs

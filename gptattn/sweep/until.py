@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from itertools import count, islice
 from pathlib import Path
 
-from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs
+from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
@@ -78,8 +78,8 @@ class Until:
         }
         # All of the folder, as the report: its correction is over every row that is there.
         found = read_runs([self.home])[0] if done else []
-        # Runs that were extended since count as they were at first; the longer ones come last.
-        found = at_first_budgets(found)[0][: len(found)]
+        # A run that was extended since has no result of its first budget any more.
+        found = [run for run in found if not (run.provenance and run.provenance.budgets)]
         runs = [replace(run, folder=run.folder.resolve()) for run in found]
         runs = [run for run in runs if run.seed in self.first]
         ours: dict[str, list[Run]] = {}

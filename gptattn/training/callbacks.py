@@ -7,8 +7,6 @@ import faulthandler
 import math
 import re
 import time
-from array import array
-from dataclasses import asdict
 from statistics import mean, median
 from typing import Any
 
@@ -23,6 +21,7 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize
+from gptattn.runs.checkpoint import RunState
 from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import BudgetConfig, SampleConfig, TrainConfig
@@ -36,18 +35,17 @@ OPENING_TOKENS = 200  # of the held-out text, to search for the words of the def
 class StepClock(L.Callback):
     """Measures training time: from making a batch to the end of its optimizer step.
 
-    Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
-    the first step, most of which is compilation. On a GPU, whose host runs ahead of it, the steps
-    since the last `settle` share the time that they took. Must be the first of the callbacks.
+    Validation, samples, logging and checkpoints do not count. With `compiled`, the seconds in the
+    run's state leave out the first step, most of which is compilation. On a GPU, whose host runs
+    ahead of it, the steps since the last `settle` share the time that they took. Must be the first
+    of the callbacks.
     """
 
-    def __init__(self, device: torch.device, compiled: bool = False) -> None:
-        self._device, self._compiling = device, compiled
-        self.seconds = 0.0  # of training, in all, up to the newest step that is settled
-        self.step_seconds = array("d")  # of each optimizer step
+    def __init__(self, state: RunState, device: torch.device, compiled: bool = False) -> None:
+        self._state, self._device, self._compiling = state, device, compiled
         self._making = 0.0  # seconds of making the next step's batch
         self._start: float | None = None  # of the steps that are not settled yet
-        self._ended = 0  # steps
+        self._ended = state.step
         self._waiting = 0  # steps that are not settled
 
     def add(self, seconds: float) -> None:
@@ -70,31 +68,21 @@ class StepClock(L.Callback):
         self.settle()
 
     def settle(self) -> None:
-        """Complete `seconds` and `step_seconds`; no time counts from now to the next batch."""
+        """Complete the state's seconds; no time counts from now to the next batch."""
         if not self._waiting or self._start is None:
             return
         synchronize(self._device)
         taken = (time.perf_counter() - self._start + self._making) / self._waiting
         for _ in range(self._waiting):
-            self.step_seconds.append(taken)
-            self.seconds += 0.0 if self._compiling else taken
+            self._state.step_seconds.append(taken)
+            self._state.seconds += 0.0 if self._compiling else taken
             self._compiling = False
         self._start, self._waiting, self._making = None, 0, 0.0
 
     def now(self) -> float:
         """Return the seconds of training so far, with the steps that are not settled."""
         running = time.perf_counter() - self._start if self._waiting and self._start else 0.0
-        return self.seconds + running
-
-    def state_dict(self) -> dict[str, Any]:
-        self.settle()
-        steps = torch.tensor(self.step_seconds, dtype=torch.float64)
-        return {"seconds": self.seconds, "step_seconds": steps}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds = state_dict["seconds"]
-        self.step_seconds = array("d", state_dict["step_seconds"].tolist())
-        self._ended = len(self.step_seconds)
+        return self._state.seconds + running
 
 
 class MetricRows(L.Callback):
@@ -106,51 +94,27 @@ class MetricRows(L.Callback):
 
     def __init__(
         self,
-        record: MetricsFile | None,
+        state: RunState,
         clock: StepClock,
         cfg: TrainConfig,
         budget: Budget,
         flops_per_token: float,
         device_flops_per_second: float | None,
     ) -> None:
-        """`record`: None in all processes but the first.
-
-        `device_flops_per_second` None: other runs share the machine, and speed is not recorded.
-        """
-        self.record, self.clock, self.cfg, self.budget = record, clock, cfg, budget
+        """`device_flops_per_second` None: other runs share the machine; speed is not recorded."""
+        self.state, self.clock, self.cfg, self.budget = state, clock, cfg, budget
         self.tokens_per_step = cfg.batch_size * cfg.model.context_length
         self.flops_per_token = flops_per_token
         self.device_flops_per_second = device_flops_per_second
-        self.last: dict[str, float | None] = {}  # the newest value of every metric
-        self.completed: list[dict[str, Any]] = []  # every budget that the run has completed
-        self._logged_step = 0
-        self._timed_steps = 0
-        self._since: dict[str, list[Tensor]] = {}  # what was logged since the last row
-        self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "bytes": 0 if self.record is None else self.record.size,
-            "last": dict(self.last),
-            "completed": self.completed,
-            "logged_step": self._logged_step,
-            "timed_steps": self._timed_steps,
-            "since": self._since,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.last = dict(state_dict["last"])
-        if self.last.get(SPEED, 0.0) is None:
+        if state.last.get(SPEED, 0.0) is None:
             # Shared before it was resumed: no speed of its own either.
             self.device_flops_per_second = None
-        self.completed = state_dict["completed"]
-        self._logged_step = state_dict["logged_step"]
-        self._timed_steps = state_dict["timed_steps"]
-        self._since = state_dict["since"]
+        self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        for name, values in self._since.items():
-            self._since[name] = [value.to(pl_module.device) for value in values]
+        self.state.complete = False  # with a larger budget
+        for name, values in self.state.since_row.items():
+            self.state.since_row[name] = [value.to(pl_module.device) for value in values]
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -158,13 +122,13 @@ class MetricRows(L.Callback):
         step, ends = trainer.global_step, (batch_idx + 1) % self.cfg.accumulate == 0
         new = (pl_module.losses if ends else {}) | self._read_new(trainer)
         for name, value in new.items():
-            self._since.setdefault(name, []).append(value)
+            self.state.since_row.setdefault(name, []).append(value)
         if ends and (step % self.cfg.log_every == 0 or step == 1):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         # The training loss shown beside the validation loss must include the newest step.
-        if trainer.global_step > self._logged_step:
+        if trainer.global_step > self.state.logged_step:
             self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -184,9 +148,12 @@ class MetricRows(L.Callback):
         self.clock.settle()
         if module.device.type != "cpu":
             module.check_finite()  # on a CPU each step has
-        per_step = mean(self.clock.step_seconds[self._timed_steps :])
+        per_step = mean(self.state.step_seconds[self.state.timed_steps :])
         row = {
-            **{name: read(torch.stack(values).mean()) for name, values in self._since.items()},
+            **{
+                name: read(torch.stack(values).mean())
+                for name, values in self.state.since_row.items()
+            },
             "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
             # Infinite where float16 overflowed and the loss scaler skipped the step.
             "train/grad_norm": read(module.grad_norm),
@@ -194,12 +161,12 @@ class MetricRows(L.Callback):
             MEMORY: peak_memory_mb(module.device),
             **self._progress_row(step),
         }
-        self._since.clear()
-        self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
+        self.state.since_row.clear()
+        self.state.logged_step, self.state.timed_steps = step, len(self.state.step_seconds)
         self._record(trainer, row)
 
     def _record(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
-        self.last |= row
+        self.state.last |= row
         log_row(trainer.loggers, row, trainer.global_step)
 
     def _speed_row(self, step_seconds: float) -> dict[str, float | None]:
@@ -221,9 +188,9 @@ class MetricRows(L.Callback):
         tokens = step * self.tokens_per_step
         return {
             "progress/tokens": tokens,
-            "progress/seconds": self.clock.seconds,
+            "progress/seconds": self.state.seconds,
             "progress/flops": tokens * self.flops_per_token,
-            "progress/budget": self.budget.progress(step, self.clock.seconds),
+            "progress/budget": self.budget.progress(step, self.state.seconds),
         }
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -231,14 +198,8 @@ class MetricRows(L.Callback):
         logged = {name: read(value) for name, value in self._read_new(trainer).items()}
         row = {**logged, **pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row)
-        if row["progress/budget"] >= 1.0 or self.cfg.budget.reached(row.get(ACCURACY)):
-            # Must precede this validation's checkpoint: a resume with a larger budget reads it.
-            end = {
-                "budget": asdict(self.cfg.budget),
-                "step": step,
-                "metrics": self.last | self.measure_end(pl_module),
-            }
-            self.completed = [*(c for c in self.completed if c["step"] < step), end]
+        reached = self.cfg.budget.reached(row.get(ACCURACY))
+        self.state.complete = row["progress/budget"] >= 1.0 or reached
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if stage == "validate":  # without training there is no `on_train_end`
@@ -246,7 +207,7 @@ class MetricRows(L.Callback):
 
     def measure_end(self, module: LanguageModel) -> dict[str, float | None]:
         """Return the final speed, from the median over all steps if there are any, and memory."""
-        steps = self.clock.step_seconds
+        steps = self.state.step_seconds
         speed = self._speed_row(median(steps)) if steps else {}
         return speed | {MEMORY: peak_memory_mb(module.device)}
 
@@ -308,18 +269,17 @@ class BudgetEnd(L.Callback):
     """
 
     def __init__(
-        self, budget: Budget, clock: StepClock, validations: int, asked: BudgetConfig
+        self,
+        state: RunState,
+        budget: Budget,
+        clock: StepClock,
+        validations: int,
+        asked: BudgetConfig,
     ) -> None:
-        self.budget, self.clock, self.validations, self.asked = budget, clock, validations, asked
-        self.accuracy: float | None = None  # at the last validation, on a task
+        self.state, self.budget, self.clock = state, budget, clock
+        self.validations, self.asked = validations, asked
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.accuracy = state_dict["accuracy"]
 
     def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
         self._validated = int(self._progress(trainer) * self.validations)
@@ -335,8 +295,7 @@ class BudgetEnd(L.Callback):
             trainer.val_check_batch, self._validated = 1, due
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.accuracy = pl_module.val_metrics.get(ACCURACY)
-        trainer.should_stop |= self.asked.reached(self.accuracy)
+        trainer.should_stop |= self.asked.reached(pl_module.val_metrics.get(ACCURACY))
 
     def _progress(self, trainer: L.Trainer) -> float:
         """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
@@ -344,7 +303,8 @@ class BudgetEnd(L.Callback):
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
         progress = self.budget.progress(self._step, self.seconds)
-        trainer.should_stop |= progress >= 1.0 or self.asked.reached(self.accuracy)
+        reached = self.asked.reached(self.state.last.get(ACCURACY))
+        trainer.should_stop |= progress >= 1.0 or reached
         return progress
 
 

@@ -14,8 +14,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import NumericError
 from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
-from gptattn.runs.checkpoint import read_checkpoint, remove_old, write_checkpoint
+from gptattn.runs.checkpoint import RunState, read_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
+from gptattn.training.callbacks import StepClock
+from gptattn.training.record import MetricsFile
 
 
 class SafeCheckpointIO(CheckpointIO):
@@ -43,51 +45,52 @@ class Checkpoints(Checkpoint):
 
     When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step. A
     validation that is due runs first, because a run resumed from an earlier save would skip it.
-    `saves` False: nothing is saved. `facts` are plain values that a resumed
-    run is compared with.
+    `saves` False: nothing is saved. `record`: None in all processes but the first.
     """
 
-    def __init__(self, run: RunFolder, saves: bool, facts: dict[str, Any]) -> None:
-        self.run, self.saves, self.facts = run, saves, facts
+    def __init__(
+        self,
+        state: RunState,
+        run: RunFolder,
+        saves: bool,
+        clock: StepClock,
+        record: MetricsFile | None,
+    ) -> None:
+        self.state, self.run, self.saves = state, run, saves
+        self.clock, self.record = clock, record
         self._signum = 0  # of the first signal that asked for the end
         self._handlers: dict[int, Any] = {}
-        self._generators: dict[str, Any] | None = None  # states to restore
         self._step = 0  # the newest that has ended
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.facts
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
+        self.clock.settle()
+        self.state.step = trainer.global_step
+        self.state.row_bytes = 0 if self.record is None else self.record.size
         numbers: Any = np.random.get_state(legacy=False)
         numbers["state"]["key"] = numbers["state"]["key"].tolist()
-        checkpoint["generators"] = {
+        self.state.generators = {
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
             "python": random.getstate(),
             "numpy": numbers,
         }
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
-    ) -> None:
-        self._generators = checkpoint["generators"]
+        self.state.store(checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         # Lightning's own handlers end a run with exit code 0 and save nothing.
         for number in handled_signals():
             self._handlers[number] = signal.signal(number, self._note)
         self._step = trainer.global_step
-        if self._generators is not None:
+        if generators := self.state.generators:
             # As late as possible, so that nothing draws from them before the first step.
-            torch.set_rng_state(self._generators["torch"])
-            if self._generators["cuda"]:
-                torch.cuda.set_rng_state_all(self._generators["cuda"])
-            version, words, gauss = self._generators["python"]
+            torch.set_rng_state(generators["torch"])
+            if generators["cuda"]:
+                torch.cuda.set_rng_state_all(generators["cuda"])
+            version, words, gauss = generators["python"]
             random.setstate((version, tuple(words), gauss))
-            np.random.set_state(self._generators["numpy"])
-            self._generators = None
+            np.random.set_state(generators["numpy"])
 
     def _note(self, signum: int, frame: object) -> None:
         if self._signum == 0:

@@ -14,22 +14,23 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
+from gptattn.runs.checkpoint import RunState
 from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, TRAIN_LOSS
 from gptattn.settings.budget import Budget
-from gptattn.training.callbacks import MetricRows, Samples, StepClock
+from gptattn.training.callbacks import Samples, StepClock
 
 LINE_SECONDS = 4.0  # between plain lines
 RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in the last table
 
 
 class ConsoleProgress(L.Callback):
-    """Shows progress, losses and samples. Must come after `MetricRows`, whose values it shows."""
+    """Shows progress, losses and samples. Must come after `MetricRows`, which updates `state`."""
 
     def __init__(
-        self, console: Console, budget: Budget, clock: StepClock, rows: MetricRows, samples: Samples
+        self, console: Console, budget: Budget, clock: StepClock, state: RunState, samples: Samples
     ) -> None:
         self.console, self.budget, self.clock = console, budget, clock
-        self.rows, self.samples = rows, samples
+        self.state, self.samples = state, samples
         self._bar: Progress | None = None
         self._last_line = 0.0
 
@@ -47,7 +48,7 @@ class ConsoleProgress(L.Callback):
             self._bar.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if TRAIN_LOSS not in self.rows.last:
+        if TRAIN_LOSS not in self.state.last:
             return  # the first step is not complete
         seconds = self.clock.now()
         done = self.budget.progress(trainer.global_step, seconds)
@@ -60,7 +61,7 @@ class ConsoleProgress(L.Callback):
 
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
-        last = self.rows.last
+        last = self.state.last
         shown = f"step {trainer.global_step}{total}  loss {last[TRAIN_LOSS]:.3f}"
         if LOSS in last:
             shown += f"  val {last[LOSS]:.3f}"
@@ -81,7 +82,7 @@ class ConsoleProgress(L.Callback):
             self._last_line = time.monotonic()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        last = self.rows.last
+        last = self.state.last
         train = f"train loss {last[TRAIN_LOSS]:.4f}  " if TRAIN_LOSS in last else ""
         if ACCURACY in last:
             figure = f"accuracy {last[ACCURACY]:.4f}"

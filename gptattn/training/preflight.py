@@ -20,8 +20,10 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError
 from gptattn.machine.device import resolve_device
 from gptattn.model.cost import Cost, measure_cost
-from gptattn.runs.checkpoint import KEPT
+from gptattn.runs.checkpoint import KEPT, RunState
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.resume import find_start
+from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
@@ -48,8 +50,11 @@ class Ready:
     device: torch.device
     data: RunData
     cost: Cost
+    budget: Budget
     weight_dtype: torch.dtype  # in which weights are stored: float32 under mixed precision
     bytes_on_disk: int  # the most that its folder will hold at a time
+    source: Path | None  # the checkpoint that it resumes from
+    state: RunState  # what it has done so far, which its callbacks update
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     callbacks: "list[Callback]"  # those of `trainer.callbacks`
     provenance: Provenance
@@ -59,11 +64,12 @@ class Ready:
         return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
 
 
-def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
+def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     """Check the run that these settings describe, and return it ready to start.
 
-    `resumed`: its checkpoint has its weights, and init_from is not read. Raises a UserError if the
-    device, the model, the data, the match or the conversion of weights is not possible.
+    `resumes`: the folder of one that goes on. If that has a checkpoint, init_from is not read.
+    Raises a UserError if the device, the model, the data, the match or the conversion of weights is
+    not possible.
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
@@ -141,6 +147,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             "log_heads",
             "no layer has attention weights to record; give log_heads=false, or another attention",
         )
+    source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
     data = build_data(cfg, tokenizer)
     if cfg.budget.accuracy is not None and data.val_bytes is not None:
         raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
@@ -154,7 +161,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)
     origin = None
-    if cfg.init_from is not None and not resumed:
+    if cfg.init_from is not None and source is None:
         origin = read_origin(cfg)
         with warnings.catch_warnings():  # copying weights to the meta device does nothing
             warnings.filterwarnings("ignore", ".*no-op", UserWarning)
@@ -170,4 +177,20 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, device, data, cost, stored, size, origin, callbacks, provenance)
+    budget = resolve_budget(
+        cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
+    )
+    return Ready(
+        cfg,
+        device,
+        data,
+        cost,
+        budget,
+        stored,
+        size,
+        source,
+        state,
+        origin,
+        callbacks,
+        provenance,
+    )

@@ -1,4 +1,4 @@
-"""A run's record: metrics.jsonl, the source of truth, and TensorBoard's view of it."""
+"""A run's record: metrics.jsonl, the source of truth, and its view in TensorBoard and others."""
 
 import contextlib
 import errno
@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.tensorboard.summary import hparams
 
+from gptattn.errors import ConfigError, UserError
 from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import ACCURACY, BITS, LOSS, REPORTED, SPEED, TRAIN_LOSS
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.construct import construct
 
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
 # The charts of the Custom Scalars tab, which merges equal ones of several runs.
@@ -113,6 +117,38 @@ class Board(TensorBoardLogger):
         if status == "success" and self._end_of_session is not None:
             self.experiment.file_writer.add_summary(self._end_of_session)
         super().finalize(status)
+
+
+def open_trackers(
+    cfg: TrainConfig, folder: RunFolder, step: int, hyperparameters: Mapping[str, Any]
+) -> list[Logger]:
+    """Return the loggers that the settings name besides TensorBoard, which is always on.
+
+    `step`: after which the run resumes. Raises ConfigError for one that cannot be opened.
+    """
+    loggers = []
+    names = {
+        "folder": str(folder.path.absolute()),
+        "run": folder.path.name,
+        "experiment": cfg.experiment_name,
+        "variant": cfg.variant,
+        "seed": cfg.seed,
+        "step": step,
+    }
+    for name, spec in cfg.logger.items():
+        if not spec:
+            continue  # TensorBoard
+        try:
+            own = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
+            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets, Logger)
+            logger.log_hyperparams(dict(hyperparameters))
+        except UserError:
+            raise
+        except Exception as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise ConfigError("logger", f"{name} cannot be opened ({why}); leave it out") from error
+        loggers.append(logger)
+    return loggers
 
 
 def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from rich.console import Console
 from gptattn import command
 from gptattn.build.match import describe_match
 from gptattn.build.model import build_model, describe_missing_parts
-from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, UserError
+from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
@@ -34,11 +34,10 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
-from gptattn.runs.resume import Start, check_same, collect_facts, find_start
-from gptattn.settings.budget import resolve_budget
+from gptattn.runs.resume import check_same, collect_facts
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.construct import construct
 from gptattn.settings.identity import (
+    UNTIL,
     budget_words,
     flat,
     list_changed,
@@ -50,7 +49,10 @@ from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.init_from import begin_from
 
 if TYPE_CHECKING:
+    import lightning.pytorch as L
     from lightning.pytorch.loggers import Logger
+
+    from gptattn.training.callbacks import BudgetEnd, StepClock
 
 
 def train(
@@ -69,262 +71,187 @@ def train(
     asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
-    start = Start()
+    place = folder or Path("outputs", cfg.experiment_name, name_run(cfg, overrides))
+    held = RunFolder(Path(place))
     with contextlib.ExitStack() as until_the_end:
         if resume:
-            assert folder is not None
-            held = RunFolder(Path(folder))
             if FIRST:
                 until_the_end.enter_context(held.lock("resume"))
-            start = find_start(held, cfg)
-            if start.source is None and cfg.budget.steps != 0:
-                console.print("no checkpoint was saved: starting from step 0")
             cfg = use_kept_tokenizer(cfg, held)
         for note in check_layers(cfg) if cfg.checks else ():  # before the text is read
             console.print(f"note: {note}", markup=False)
         try:
-            ready = preflight(cfg, resumed=start.source is not None)
+            ready = preflight(cfg, held if resume else None)
         except DataError as error:
             hint = "; if the text has moved, add data.path=..." if resume else ""
             raise DataError(error.field, error.message + hint) from None
-        cfg = ready.cfg
+        if resume and ready.source is None and cfg.budget.steps != 0:
+            console.print("no checkpoint was saved: starting from step 0")
         if "lightning" not in sys.modules:
             console.print("loading lightning")
         import lightning.pytorch as L
 
         quiet_lightning()
         L.seed_everything(cfg.seed, workers=True, verbose=False)
-        model = build_model(cfg, ready.data.tokenizer.vocab_size)
-        place = folder or Path("outputs", cfg.experiment_name, name_run(cfg, overrides))
-        held = RunFolder(Path(place))
+        model = build_model(ready.cfg, ready.data.tokenizer.vocab_size)
         if not FIRST:
-            return _train(ready, model, held, start, console)
+            return _train(ready, model, held, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
         held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
         if not resume:
             until_the_end.enter_context(held.lock())
-            if held.begun:
-                raise RunFolderError(
-                    "run_dir",
-                    f"{held.path} already holds a run; resume it with resume=..., or give another "
-                    "folder",
-                )
-        for part in held.path.rglob("*.part"):  # of a process that was killed
-            part.unlink()
-        held.failure_file.unlink(missing_ok=True)
-        if not resume:
-            held.write_settings(cfg)
-            held.write_tokenizer(ready.data.tokenizer.files())
-        shown = os.path.relpath(held.path)
-        try:
-            summary = _train(ready, model, held, start, console)
-        except Stopped as stopped:
-            kept = f"step {stopped.step}" if stopped.saved else "what was logged"
-            again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
-            print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
-            raise
-        except Exception as error:
-            if not held.path.is_dir():
-                raise DiskError(
-                    shown, "was removed or moved during the run; put it back and use resume=..."
-                ) from error
-            refused = resume and isinstance(error, ConfigError)  # the run is as it was
-            if not refused:
-                known = as_user_error(error)
-                why = f"{type(error).__name__}: {error}" if known is None else str(known)
-                held.write_failure(1 if known is None else known.exit_code, why)
-            raise
-    console.print(f"run: {shown}", markup=False)
+        _claim(held, ready, resume)
+        with _note_its_end(held, resume):
+            summary = _train(ready, model, held, console)
+    console.print(f"run: {os.path.relpath(held.path)}", markup=False)
     parent = shlex.quote(os.path.relpath(held.path.parent))
     console.print(f"look: tensorboard --logdir {parent}", markup=False)
     return summary
 
 
-def _train(
-    ready: Ready, model: GPT, held: RunFolder, start: Start, console: Console
-) -> dict[str, Any]:
+def _claim(held: RunFolder, ready: Ready, resume: bool) -> None:
+    """Make a new run's folder its own, or clear that of one that resumes."""
+    if not resume and held.begun:
+        raise RunFolderError(
+            "run_dir",
+            f"{held.path} already holds a run; resume it with resume=..., or give another folder",
+        )
+    for part in held.path.rglob("*.part"):  # of a process that was killed
+        part.unlink()
+    held.failure_file.unlink(missing_ok=True)
+    if not resume:
+        held.write_settings(ready.cfg)
+        held.write_tokenizer(ready.data.tokenizer.files())
+
+
+@contextlib.contextmanager
+def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
+    """Say what a run that is stopped in this block holds, and note why one failed."""
+    shown = os.path.relpath(held.path)
+    try:
+        yield
+    except Stopped as stopped:
+        kept = f"step {stopped.step}" if stopped.saved else "what was logged"
+        again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
+        print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
+        raise
+    except Exception as error:
+        if not held.path.is_dir():
+            raise DiskError(
+                shown, "was removed or moved during the run; put it back and use resume=..."
+            ) from error
+        refused = resume and isinstance(error, ConfigError)  # the run is as it was
+        if not refused:
+            known = as_user_error(error)
+            why = f"{type(error).__name__}: {error}" if known is None else str(known)
+            held.write_failure(1 if known is None else known.exit_code, why)
+        raise
+
+
+def _train(ready: Ready, model: GPT, held: RunFolder, console: Console) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
-    import lightning.pytorch as L
-    from lightning.pytorch.strategies import DDPStrategy
+    from gptattn.training.console_output import make_result_table
+    from gptattn.training.record import quiet_writer_threads
 
-    from gptattn.training.attention_log import AttentionLog
-    from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
-    from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-    from gptattn.training.console_output import ConsoleProgress, make_result_table, make_table
-    from gptattn.training.datamodule import RunDataModule
-    from gptattn.training.module import LanguageModel
-    from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
-
-    cfg, data, device = ready.cfg, ready.data, ready.device
-    trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
-    threads = trainer_cfg.threads
-    if start.facts.get("processes") == processes:
-        threads = start.facts["threads"]  # their number changes the last bits
-    if threads is None and int(trainer_cfg.devices) > 1:
-        threads = max(1, usable_cpus() // int(trainer_cfg.devices))
-    threads = set_threads(threads)
-    torch.set_float32_matmul_precision(trainer_cfg.matmul_precision)
-    # A CPU is deterministic anyway. Filling memory before use is for debugging, and slow.
-    deterministic = trainer_cfg.deterministic and device.type != "cpu"
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    cfg, state = ready.cfg, ready.state
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
-        facts = collect_facts(data, device, threads, processes)
-        tokens_per_step = cfg.batch_size * cfg.model.context_length
-        per_token = ready.cost.flops_per_token
-        budget = resolve_budget(cfg.budget, tokens_per_step, per_token)
-        if start.source is not None:
-            check_same(start, facts)
-            if budget.steps is not None and budget.steps < start.step:
-                raise ConfigError(
-                    "budget",
-                    f"is {budget.steps} steps, but {start.step} are already taken; give more",
-                )
-            summary = held.finished()
-            if summary is not None:
-                reached = cfg.budget.reached(summary["metrics"].get(ACCURACY))
-                if reached or budget.progress(start.step, start.seconds) >= 1.0:
-                    larger = "higher budget.accuracy, or null," if reached else "larger budget"
-                    console.print(
-                        f"already finished after {start.step} steps; give a {larger} to continue"
-                    )
-                    return summary
-
-        if start.source is not None:
-            # Lightning converts the model only after it has loaded the weights.
-            model.to(ready.weight_dtype)
-        elif ready.origin is not None:
-            begin_from(ready.origin, model, cfg)
-            ready.origin.model.to("meta")  # frees its memory for the training
+        threads = _set_numerics(ready)
+        facts = collect_facts(ready.data, ready.device, threads, cfg.trainer.processes)
+        if ready.source is not None:
+            check_same(state.facts, facts)
+            if (summary := _find_finished(ready, held, console)) is not None:
+                return summary
+        state.facts = facts
+        _fill(model, ready)
         if FIRST:
-            _record_provenance(ready, held, start)
-            held.write_settings(cfg)
-            held.summary_file.unlink(missing_ok=True)
-            if held.rows_file.exists():  # rows after the checkpoint are written once more
-                size = held.rows_file.stat().st_size
-                os.truncate(held.rows_file, min(start.bytes_of_rows, size))
-        if start.source is not None:
-            console.print(f"resumes after step {start.step}")
-        if cfg.match_made is not None:
-            console.print(describe_match(cfg.match_made), markup=False)
-        for line in describe_missing_parts(cfg, model):
-            console.print(line, markup=False)
-        console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
-        with_maps, layers = len(model.layers_with_maps()), len(model.layers())
-        if with_maps < layers:
-            console.print(
-                f"attention: {with_maps} of {layers} layers have weights to record; the others are "
-                "left out"
-            )
-        lacking = missing_compiler(device) if cfg.compile else None
-        compiled = cfg.compile and lacking is None
-        if lacking is not None:
-            console.print(
-                f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
-            )
-        # In place: names in checkpoints stay, and all blocks share the compiled code.
-        for block in model.layers() if compiled else ():
-            block.compile()
-
-        # The record comes first, so that its rows are on the disk before others'.
-        record = board = None
-        loggers: list[Logger] = []
-        if FIRST:
-            record = MetricsFile(held)
-            at_end.callback(record.close)
-            rewritten = None if start.source is None else start.step + 1
-            board = Board(held, data.val_bytes is None, purge_step=rewritten)
-            shown = list_hyperparameters(ready, budget)
-            loggers = [record, board, *_open_trackers(ready, held, start.step, shown)]
-            board.declare(shown)
-        clock = StepClock(device, compiled)
-        end = BudgetEnd(budget, clock, cfg.validation.count, cfg.budget)
-        rate = None
-        if not cfg.sweep.beside_others:
-            rate = processes * matmul_flops_per_second(device, DTYPES[trainer_cfg.precision])
-        metrics = MetricRows(record, clock, cfg, budget, per_token, rate)
-        checkpoints = Checkpoints(held, cfg.checkpoint, facts)
-        callbacks: list[L.Callback] = [clock, *ready.callbacks, metrics]
-        if board is not None and record is not None:
-            samples = Samples(record, board, data, cfg.sample, cfg.seed)
-            callbacks += [
-                samples,
-                ConsoleProgress(console, budget, clock, metrics, samples),
-                AttentionLog(board, data, cfg.model.context_length, cfg.log_heads),
-            ]
-        callbacks += [end, checkpoints]
-        if cfg.hang_seconds is not None:
-            callbacks.append(Hang(cfg.hang_seconds))
-        every = 1  # for a budget in seconds, as `BudgetEnd` says
-        if budget.steps is not None:
-            every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
-        ddp = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
-        trainer = L.Trainer(
-            accelerator="gpu" if device.type == "cuda" else "cpu",
-            devices=trainer_cfg.devices,
-            num_nodes=int(trainer_cfg.num_nodes),
-            strategy="auto" if processes == 1 else ddp,
-            precision=trainer_cfg.precision,  # type: ignore[arg-type]
-            deterministic=deterministic,
-            max_epochs=-1,  # `BudgetEnd` stops it
-            accumulate_grad_batches=cfg.accumulate,
-            gradient_clip_val=cfg.optim.grad_clip,
-            val_check_interval=every,
-            check_val_every_n_epoch=None,
-            num_sanity_val_steps=0,
-            logger=loggers or False,
-            log_every_n_steps=cfg.log_every,
-            callbacks=callbacks,
-            plugins=[SafeCheckpointIO()],
-            default_root_dir=held.path,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
-        module = LanguageModel(
-            model, cfg, lambda step: budget.schedule(step, end.seconds), data.val_bytes
-        )
-        batches = RunDataModule(data, cfg, clock.add, pinned=device.type == "cuda")
-        if start.source is None and record is not None:
-            log_row(loggers, ready.costs(), 0)
-            if cfg.match_made is not None:
-                record.log_metrics({"match": describe_match(cfg.match_made)}, 0)
-
-        reset_peak_memory(device)
+            _begin_record(ready, held)
+        _print_outline(ready, model, console)
+        compiled = _compile(ready, model, console)
+        loggers = _open_loggers(ready, held, at_end) if FIRST else []
         try:
-            if budget.steps == 0:  # the weights of init_from are only validated
-                trainer.validate(module, datamodule=batches, verbose=False)
-                if cfg.checkpoint:
-                    trainer.save_checkpoint(held.checkpoint(0))
-            else:
-                trainer.fit(module, datamodule=batches, ckpt_path=start.source)
-            end_of_run = (trainer.global_step, metrics.last, metrics.completed)
-            summary = summarise(ready, held.path.name, budget, threads, *end_of_run)
-            if FIRST:
-                held.write_settings(cfg)  # again, in case it was removed
-                held.write_summary(summary)
+            steps = _fit(ready, model, held, console, compiled, loggers)
         except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
             if isinstance(ended.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from ended
             raise
+        summary = summarise(ready, held.path.name, threads, steps)
+        if FIRST:
+            held.write_settings(cfg)  # again, in case it was removed
+            held.write_summary(summary)
     console.print(make_result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 
-def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
+def _set_numerics(ready: Ready) -> int:
+    """Set what the last bits of a run's numbers depend on; return the CPU threads per process."""
+    trainer, facts = ready.cfg.trainer, ready.state.facts
+    threads = trainer.threads
+    if facts.get("processes") == trainer.processes:
+        threads = facts["threads"]  # their number changes the last bits
+    if threads is None and int(trainer.devices) > 1:
+        threads = max(1, usable_cpus() // int(trainer.devices))
+    torch.set_float32_matmul_precision(trainer.matmul_precision)
+    # Filling memory before use, where a GPU is deterministic, is for debugging, and slow.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return set_threads(threads)
+
+
+def _find_finished(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any] | None:
+    """Return the summary of a run that has nothing left to do.
+
+    Raises ConfigError for a budget that is below what the run has taken.
+    """
+    cfg, state, budget = ready.cfg, ready.state, ready.budget
+    if budget.steps is not None and budget.steps < state.step:
+        raise ConfigError(
+            "budget", f"is {budget.steps} steps, but {state.step} are already taken; give more"
+        )
+    summary = held.finished()
+    if summary is None:
+        return None
+    reached = cfg.budget.reached(summary["metrics"].get(ACCURACY))
+    if not reached and budget.progress(state.step, state.seconds) < 1.0:
+        return None
+    larger = "higher budget.accuracy, or null," if reached else "larger budget"
+    console.print(f"already finished after {state.step} steps; give a {larger} to continue")
+    return summary
+
+
+def _fill(model: GPT, ready: Ready) -> None:
+    """Give the model its first weights, those of `init_from`, if it has any."""
+    if ready.source is not None:
+        # Lightning converts the model only after it has loaded the weights.
+        model.to(ready.weight_dtype)
+    elif ready.origin is not None:
+        begin_from(ready.origin, model, ready.cfg)
+        ready.origin.model.to("meta")  # frees its memory for the training
+
+
+def _begin_record(ready: Ready, held: RunFolder) -> None:
+    """Write what makes the run, and cut off the rows that it writes once more."""
+    _record_provenance(ready, held)
+    held.write_settings(ready.cfg)
+    held.summary_file.unlink(missing_ok=True)
+    if held.rows_file.exists():
+        size = held.rows_file.stat().st_size
+        os.truncate(held.rows_file, min(ready.state.row_bytes, size))
+
+
+def _record_provenance(ready: Ready, held: RunFolder) -> None:
     """Write what made the run; warn if it resumes with other code or leaves its schedule."""
-    provenance = ready.provenance
-    if start.source is not None:
+    provenance, state = ready.provenance, ready.state
+    if ready.source is not None:
         mixed = "; the report will not average it with other runs"
         was, now = (
             budget_words(flat({"budget": node["budget"]}))
             for node in (held.read_settings(), asdict(ready.cfg))
         )
-        schedule = ""
-        if start.step and was != now and all(end["step"] != start.step for end in start.completed):
-            schedule = f"{was}, until step {start.step}"
+        left = was if state.step and was != now else ""
+        if left and not state.complete:
+            left = f"{was} {UNTIL} {state.step}"
             print(
-                f"warning: budget: the run leaves its schedule ({schedule}) unfinished for another"
+                f"warning: budget: the run leaves its schedule ({left}) unfinished for another"
                 f"{mixed}",
                 file=sys.stderr,
             )
@@ -337,40 +264,171 @@ def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
                 f"warning: resume: the code has changed since the run began ({names}){mixed}",
                 file=sys.stderr,
             )
-        provenance = resume_provenance(before, provenance, start.step, schedule)
+        provenance = resume_provenance(before, provenance, state.step, left)
     held.write_provenance(provenance)
 
 
-def _open_trackers(
-    ready: Ready, folder: RunFolder, step: int, hyperparameters: dict[str, Any]
-) -> "list[Logger]":
-    """Return the loggers that the settings name besides TensorBoard, which is always on.
+def _print_outline(ready: Ready, model: GPT, console: Console) -> None:
+    """Print where the run begins, what it costs, and what is special about its layers."""
+    from gptattn.training.console_output import make_table
 
-    Raises ConfigError for one that cannot be opened.
+    cfg = ready.cfg
+    if ready.source is not None:
+        console.print(f"resumes after step {ready.state.step}")
+    if cfg.match_made is not None:
+        console.print(describe_match(cfg.match_made), markup=False)
+    for line in describe_missing_parts(cfg, model):
+        console.print(line, markup=False)
+    console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
+    with_maps, layers = len(model.layers_with_maps()), len(model.layers())
+    if with_maps < layers:
+        console.print(
+            f"attention: {with_maps} of {layers} layers have weights to record; the others are "
+            "left out"
+        )
+
+
+def _compile(ready: Ready, model: GPT, console: Console) -> bool:
+    """Compile the blocks if the settings ask for it, and say whether they are."""
+    if not ready.cfg.compile:
+        return False
+    lacking = missing_compiler(ready.device)
+    if lacking is not None:
+        console.print(
+            f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
+        )
+        return False
+    # In place: names in checkpoints stay, and all blocks share the compiled code.
+    for block in model.layers():
+        block.compile()
+    return True
+
+
+def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":
+    """Open the run's record, then TensorBoard, then the trackers of the settings; log the costs.
+
+    The record comes first, so that its rows are on the disk before others'.
     """
-    from lightning.pytorch.loggers import Logger
-    from lightning_utilities.core.apply_func import apply_to_collection
+    from gptattn.training.record import Board, MetricsFile, log_row, open_trackers
 
-    cfg, loggers = ready.cfg, []
-    names = {
-        "folder": str(folder.path.absolute()),
-        "run": folder.path.name,
-        "experiment": cfg.experiment_name,
-        "variant": cfg.variant,
-        "seed": cfg.seed,
-        "step": step,
-    }
-    for name, spec in cfg.logger.items():
-        if not spec:
-            continue  # TensorBoard
-        try:
-            own = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
-            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets, Logger)
-            logger.log_hyperparams(hyperparameters)
-        except UserError:
-            raise
-        except Exception as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            raise ConfigError("logger", f"{name} cannot be opened ({why}); leave it out") from error
-        loggers.append(logger)
+    cfg, step, shown = ready.cfg, ready.state.step, list_hyperparameters(ready)
+    record = MetricsFile(held)
+    at_end.callback(record.close)
+    board = Board(held, ready.data.val_bytes is None, None if ready.source is None else step + 1)
+    loggers = [record, board, *open_trackers(cfg, held, step, shown)]
+    board.declare(shown)
+    if ready.source is None:
+        log_row(loggers, ready.costs(), 0)
+        if cfg.match_made is not None:
+            record.log_metrics({"match": describe_match(cfg.match_made)}, 0)
     return loggers
+
+
+def _fit(
+    ready: Ready,
+    model: GPT,
+    held: RunFolder,
+    console: Console,
+    compiled: bool,
+    loggers: "Sequence[Logger]",
+) -> int:
+    """Train the model, or validate it if the budget is 0 steps; return the steps it has had."""
+    from gptattn.training.callbacks import BudgetEnd, StepClock
+    from gptattn.training.datamodule import RunDataModule
+    from gptattn.training.module import LanguageModel
+
+    cfg, data, budget = ready.cfg, ready.data, ready.budget
+    clock = StepClock(ready.state, ready.device, compiled)
+    end = BudgetEnd(ready.state, budget, clock, cfg.validation.count, cfg.budget)
+    callbacks = _list_callbacks(ready, held, console, clock, end, loggers)
+    trainer = _make_trainer(ready, held, callbacks, loggers)
+    module = LanguageModel(
+        model, cfg, lambda step: budget.schedule(step, end.seconds), data.val_bytes
+    )
+    batches = RunDataModule(data, cfg, clock.add, pinned=ready.device.type == "cuda")
+    reset_peak_memory(ready.device)
+    if budget.steps == 0:  # the weights of init_from are only validated
+        trainer.validate(module, datamodule=batches, verbose=False)
+        if cfg.checkpoint:
+            trainer.save_checkpoint(held.checkpoint(0))
+    else:
+        trainer.fit(module, datamodule=batches, ckpt_path=ready.source)
+    return trainer.global_step
+
+
+def _list_callbacks(
+    ready: Ready,
+    held: RunFolder,
+    console: Console,
+    clock: "StepClock",
+    end: "BudgetEnd",
+    loggers: "Sequence[Logger]",
+) -> "list[L.Callback]":
+    """Return what happens beside the steps, in the order in which each hook calls it."""
+    from gptattn.training.attention_log import AttentionLog
+    from gptattn.training.callbacks import Hang, MetricRows, Samples
+    from gptattn.training.checkpoints import Checkpoints
+    from gptattn.training.console_output import ConsoleProgress
+    from gptattn.training.record import Board, MetricsFile
+
+    cfg, data, state = ready.cfg, ready.data, ready.state
+    rate = None
+    if not cfg.sweep.beside_others:
+        of_one = matmul_flops_per_second(ready.device, DTYPES[cfg.trainer.precision])
+        rate = cfg.trainer.processes * of_one
+    record = next((one for one in loggers if isinstance(one, MetricsFile)), None)
+    board = next((one for one in loggers if isinstance(one, Board)), None)
+    rows = MetricRows(state, clock, cfg, ready.budget, ready.cost.flops_per_token, rate)
+    callbacks: list[L.Callback] = [clock, *ready.callbacks, rows]
+    if record is not None and board is not None:
+        samples = Samples(record, board, data, cfg.sample, cfg.seed)
+        callbacks += [
+            samples,
+            ConsoleProgress(console, ready.budget, clock, state, samples),
+            AttentionLog(board, data, cfg.model.context_length, cfg.log_heads),
+        ]
+    callbacks += [end, Checkpoints(state, held, cfg.checkpoint, clock, record)]
+    if cfg.hang_seconds is not None:
+        callbacks.append(Hang(cfg.hang_seconds))
+    return callbacks
+
+
+def _make_trainer(
+    ready: Ready,
+    held: RunFolder,
+    callbacks: "list[L.Callback]",
+    loggers: "Sequence[Logger]",
+) -> "L.Trainer":
+    """Make Lightning's trainer, which ends when a callback asks it to."""
+    import lightning.pytorch as L
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from gptattn.training.checkpoints import SafeCheckpointIO
+
+    cfg, budget, on_cpu = ready.cfg, ready.budget, ready.device.type == "cpu"
+    every = 1  # for a budget in seconds, as `BudgetEnd` says
+    if budget.steps is not None:
+        every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
+    ddp = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    return L.Trainer(
+        accelerator="cpu" if on_cpu else "gpu",
+        devices=cfg.trainer.devices,
+        num_nodes=int(cfg.trainer.num_nodes),
+        strategy="auto" if cfg.trainer.processes == 1 else ddp,
+        precision=cfg.trainer.precision,  # type: ignore[arg-type]
+        deterministic=cfg.trainer.deterministic and not on_cpu,  # which is so anyway
+        max_epochs=-1,  # `BudgetEnd` stops it
+        accumulate_grad_batches=cfg.accumulate,
+        gradient_clip_val=cfg.optim.grad_clip,
+        val_check_interval=every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        logger=loggers or False,
+        log_every_n_steps=cfg.log_every,
+        callbacks=callbacks,
+        plugins=[SafeCheckpointIO()],
+        default_root_dir=held.path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )

@@ -13,7 +13,7 @@ from gptattn.training.preflight import Ready
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
-def list_hyperparameters(ready: Ready, budget: Budget) -> dict[str, Any]:
+def list_hyperparameters(ready: Ready) -> dict[str, Any]:
     """Return the hyperparameters. TensorBoard needs the same keys and types in every run."""
     cfg = ready.cfg
     # Of each attention, and of each part as `gate.key=value`.
@@ -45,7 +45,7 @@ def list_hyperparameters(ready: Ready, budget: Budget) -> dict[str, Any]:
         "lr": cfg.optim.lr,
         "weight_decay": cfg.optim.weight_decay,
         "batch_size": cfg.batch_size,
-        "budget": describe_budget(budget),
+        "budget": describe_budget(ready.budget),
         "precision": cfg.trainer.precision,
         "compile": cfg.compile,
         "device": ready.device.type,
@@ -57,19 +57,10 @@ def describe_budget(budget: Budget) -> str:
     return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
 
 
-def summarise(
-    ready: Ready,
-    run: str,
-    budget: Budget,
-    threads: int,
-    step: int,
-    metrics: dict[str, float | None],
-    completed: list[dict[str, Any]],
-) -> dict[str, Any]:
+def summarise(ready: Ready, run: str, threads: int, step: int) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.
 
-    `threads`: CPU threads of each process. `completed`: each budget that the run completed, with
-    the step and metrics at its end; several if it was resumed with a larger budget.
+    `threads`: CPU threads of each process. `step`: optimizer steps taken.
     """
     cfg, data = ready.cfg, ready.data
     return {
@@ -79,13 +70,12 @@ def summarise(
         "experiment": cfg.experiment_name,
         "run": run,
         "steps": step,
-        "budget": describe_budget(budget),
-        "completed": completed,
+        "budget": describe_budget(ready.budget),
         "init_from": cfg.init_from,
         "match": cfg.match_made,
         "shares": "machine" if cfg.sweep.beside_others else None,
-        "metrics": ready.costs() | metrics,
-        "hyperparameters": list_hyperparameters(ready, budget),
+        "metrics": ready.costs() | ready.state.last,
+        "hyperparameters": list_hyperparameters(ready),
         "data": {
             "text_sha256": data.text_hash,
             "tokenizer": cfg.choices["tokenizer"],

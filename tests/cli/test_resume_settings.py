@@ -8,10 +8,10 @@ from support import TEXT, command, series, summary, tiny
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.resume import find_start
 from gptattn.settings.compose import CONF, resume_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.messages import explain_hydra_error
+from gptattn.training.preflight import preflight
 
 FIXED = "is fixed once a run has begun; leave it out, or start a new run"
 REFUSED = {
@@ -98,7 +98,7 @@ def test_a_finished_run_without_checkpoints_is_not_resumed(own, said, tmp_path):
     run.write_settings(cfg)
     run.write_summary({"status": "done"})
     with pytest.raises(CheckpointError, match=f"^resume: .*{said}"):
-        find_start(run, cfg)
+        preflight(cfg, run)
 
 
 def test_a_folder_may_have_a_number_as_its_name(tmp_path, capfd):

@@ -58,7 +58,7 @@ def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(tmp
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())
     rest = theirs.keys() - weights.keys()
     assert "optimizer_states/0/state/0/exp_avg_sq" in rest
-    assert "generators/torch" in rest
+    assert "run/generators/torch" in rest
     with safe_open(loaded.source, framework="pt") as opened:
         assert json.loads(opened.metadata()[HEADER_KEY])["global_step"] == 4
 

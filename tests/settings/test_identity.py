@@ -9,7 +9,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import Meaning
 from gptattn.settings.identity import (
     Provenance,
-    at_step,
     differences,
     hash_code_for,
     meaning,
@@ -77,18 +76,33 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
     mixed = resume_provenance(MADE, other, 7)
-    assert differences(mixed, other) == ["it was resumed with other code or another schedule"]
+    assert differences(mixed, other) == ["it was resumed with other code or another budget"]
     assert (
         len({mixed.digest, MADE.digest, other.digest, resume_provenance(None, MADE, 7).digest}) == 4
     )
     assert resume_provenance(MADE, MADE, 7) == MADE
-    # Up to step 7 the making is that of the old code.
-    assert at_step(mixed, 7) == replace(other, code=MADE.code)
-    assert at_step(mixed, 8) == mixed
     RunFolder(tmp_path).write_provenance(mixed)
     assert RunFolder(tmp_path).read_provenance() == mixed
     (tmp_path / "identity.json").write_text('{"text": 1')
     assert RunFolder(tmp_path).read_provenance() is None
+
+
+def test_a_run_that_was_extended_names_its_budgets_and_is_as_new_where_the_first_one_ended():
+    other = replace(MADE, code={"a": "1", "b": "3"})
+    longer = resume_provenance(MADE, MADE, 7, "7 steps")
+    assert (MADE.budgets, longer.budgets) == ([], ["7 steps"])
+    assert differences(longer, MADE) == ["it was resumed with other code or another budget"]
+    assert longer.digest != MADE.digest
+    assert resume_provenance(longer, MADE, 8) == longer  # it was stopped, and goes on
+    assert resume_provenance(longer, MADE, 7, "7 steps") == longer
+    # Other code came before the first budget ended, with the second one, and after that.
+    early = resume_provenance(resume_provenance(MADE, other, 3), other, 7, "7 steps")
+    late = resume_provenance(MADE, other, 7, "7 steps")
+    later = resume_provenance(longer, other, 8)
+    for one in (longer, late, later):
+        assert one.at_first_budget() == MADE
+    assert early.at_first_budget() == resume_provenance(MADE, other, 3)
+    assert MADE.at_first_budget() == MADE
 
 
 def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not():

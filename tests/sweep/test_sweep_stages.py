@@ -15,6 +15,7 @@ from gptattn.errors import ConfigError, SweepError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import FirstStage
 from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import resume_provenance
 
 HOME = Path("outputs", "scratch")
 FIRST = "seed=1,2,3,4,5"
@@ -159,10 +160,10 @@ def test_a_run_that_was_extended_is_done_as_its_first_budget_made_it(tmp_path):
 
 def extend(run: Path) -> None:
     """Write the record that `resume=RUN budget.steps=2` leaves."""
-    known = summary(run)
-    first = {"budget": {"steps": 1}, "step": 1, "metrics": known["metrics"]}
-    last = {"budget": {"steps": 2}, "step": 2, "metrics": known["metrics"]}
-    (run / "summary.json").write_text(json.dumps(known | {"completed": [first, last], "steps": 2}))
+    folder = RunFolder(run)
+    made = folder.read_provenance()
+    assert made is not None
+    folder.write_provenance(resume_provenance(made, made, 1, "1 steps"))
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["budget"]["steps"] = 2
     (run / "config.yaml").write_text(yaml.safe_dump(settings))

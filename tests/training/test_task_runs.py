@@ -11,6 +11,7 @@ from support import command, config, rows, series, summary, tiny, train
 from gptattn.build.model import build_model
 from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
 from gptattn.data.tokenizer import TaskIds
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 
 RECALL = (
@@ -43,7 +44,10 @@ def test_a_run_ends_with_the_validation_that_reaches_the_accuracy(tmp_path, capf
     assert command(tmp_path, f"resume={run}") == 0
     assert summary(run)["steps"] == 2
     assert command(tmp_path, f"resume={run}", "budget.accuracy=null") == 0
-    assert [end["step"] for end in summary(run)["completed"]] == [2, 4]
+    assert summary(run)["steps"] == 4
+    provenance = RunFolder(run).read_provenance()
+    assert provenance is not None
+    assert provenance.budgets == ["4 steps or accuracy 0.0001"]
 
 
 def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run):
