@@ -27,7 +27,7 @@ def test_compare_takes_folders_without_a_name_and_options_with_one():
     given = ["outputs/a", "./b=c", "d", "baseline=gqa 1", "files=false", "out=there"]
     expected = [Path("outputs/a"), Path("b=c"), Path("d")]
     parsed = parse(compare.Arguments, given)
-    assert parsed == compare.Arguments(expected, "gqa 1", Path("there"), files=False)
+    assert parsed == compare.Arguments(expected, "gqa 1", out=Path("there"), files=False)
     assert parse(compare.Arguments, ["markdown=True"]).folder == [Path("outputs")]
 
 
