@@ -114,7 +114,7 @@ BYTES, WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.
     [
         ({}, BYTES, ""),  # cut short
         ({"a": 0, "b": 1}, WORDS, "it is not a byte-level BPE"),
-        ({"a": 0, "b": 2}, BYTES, "the ids of 2 tokens"),
+        ({"a": 0, "b": 2}, BYTES, "the ids of its 2 tokens"),
         ({"a": 0, "b": 1}, BYTES, "it has no token for byte 0x00"),
     ],
 )
