@@ -14,7 +14,7 @@ from gptattn.data.tasks import (
     SelectiveCopy,
     Task,
     TaskData,
-    _different,
+    draw_different,
     task_rows,
 )
 from gptattn.data.tokenizer import TaskIds
@@ -74,7 +74,7 @@ def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs():
 
 def test_numbers_are_drawn_by_their_weights_without_one_twice():
     weights = np.array([4.0, 2.0, 1.0, 1.0])
-    drawn = _different(np.random.default_rng(0), 8_000, 4, 2, weights)
+    drawn = draw_different(np.random.default_rng(0), 8_000, 4, 2, weights)
     assert (drawn[:, 0] != drawn[:, 1]).all()
     first = np.bincount(drawn[:, 0], minlength=4)
     assert chisquare(first, 8_000 * weights / weights.sum()).pvalue > 0.001
@@ -85,7 +85,7 @@ def test_numbers_are_drawn_by_their_weights_without_one_twice():
 
 @pytest.mark.parametrize("count", [2, 3])  # of five: drawn again if twice; the first to end
 def test_numbers_without_weights_are_drawn_evenly_in_every_order(count):
-    drawn = _different(np.random.default_rng(0), 12_000, 5, count)
+    drawn = draw_different(np.random.default_rng(0), 12_000, 5, count)
     found = np.unique(drawn, axis=0, return_counts=True)[1]
     assert len(found) == (20 if count == 2 else 60)
     assert chisquare(found).pvalue > 0.001
