@@ -29,21 +29,21 @@ class Mixer(nn.Module):
 
 
 class PeeksOneAhead(Mixer):
-    said = "is not causal: output 0 changes with token 1;"
+    said = "output 0 changes with token 1"
 
     def mix(self, x):
         return super().mix(x) + F.pad(x[:, 1:], (0, 0, 0, 1))
 
 
 class DetachedMeanOfAll(Mixer):
-    said = "is not causal"
+    said = "causal"
 
     def mix(self, x):
         return super().mix(x) - x.detach().mean(1, keepdim=True)
 
 
 class TopKBeforeTheMask(Mixer):
-    said = "is not causal"
+    said = "causal"
 
     def mix(self, x):
         scores = x @ x.mT / x.shape[2]
@@ -56,7 +56,7 @@ class TopKBeforeTheMask(Mixer):
 class ChunkLeak(Mixer):
     """Bidirectional within chunks of 64 tokens."""
 
-    said = "is not causal"
+    said = "causal"
 
     def mix(self, x):
         return torch.cat([one.mean(1, keepdim=True).expand_as(one) for one in x.split(64, 1)], 1)
@@ -65,21 +65,21 @@ class ChunkLeak(Mixer):
 class AverageLength(Mixer):
     """Depends on the number of later tokens, not on which they are."""
 
-    said = "the first 1 of 70 tokens give other outputs alone"
+    said = "the first 1 of 70 tokens"
 
     def mix(self, x):
         return super().mix(x) * x.shape[1] ** 0.5
 
 
 class BatchNorm(Mixer):
-    said = "mixes the rows of a batch"
+    said = "rows"
 
     def mix(self, x):
         return F.batch_norm(super().mix(x).mT, None, None, training=self.training or True).mT
 
 
 class RemembersBatches(Mixer):
-    said = "gives another output for the same x in training: it keeps state between batches"
+    said = "state between batches"
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out)
@@ -91,14 +91,14 @@ class RemembersBatches(Mixer):
 
 
 class DropsInEvaluation(Mixer):
-    said = "gives another output for the same x in evaluation"
+    said = "in evaluation"
 
     def mix(self, x):
         return F.dropout(super().mix(x), 0.5, training=True)
 
 
 class NaNAtOneToken(Mixer):
-    said = "gives NaN or infinity for 1 token alone"
+    said = "NaN"
 
     def mix(self, x):
         later = torch.tensor(x.shape[1] - 1.0)
@@ -106,35 +106,35 @@ class NaNAtOneToken(Mixer):
 
 
 class WrongShape(Mixer):
-    said = "WrongShape returns [70, 70, 4, 16] for x [70, 70, 64] of torch.float32; return a tensor"
+    said = "[70, 70, 4, 16]"
 
     def forward(self, x):
         return super().forward(x).unflatten(-1, (4, 16))
 
 
 class ReturnsATuple(Mixer):
-    said = "ReturnsATuple returns a tuple for x"
+    said = "tuple"
 
     def forward(self, x):
         return super().forward(x), None
 
 
 class HalfPrecision(Mixer):
-    said = "returns torch.float16 for x [70, 70, 64] of torch.float32; return x's own dtype"
+    said = "torch.float16"
 
     def forward(self, x):
         return super().forward(x).half()
 
 
 class InfiniteGradient(Mixer):
-    said = "has a gradient that is not finite, of up."
+    said = "gradient that is not finite, of up."
 
     def mix(self, x):
         return super().mix(x) + (x - x.detach()).abs().sqrt()
 
 
 class ForgetsTheCache(MultiHeadAttention):
-    said = "decodes otherwise than it reads: with its cache, output 1 differs"
+    said = "cache, output 1"
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
@@ -143,7 +143,7 @@ class ForgetsTheCache(MultiHeadAttention):
 
 
 class CacheOffByOne(MultiHeadAttention):
-    said = "decodes otherwise than it reads: with its cache, output"
+    said = "cache"
 
     def remember(self, new, cache, shared):
         held, k_pos = super().remember(new, cache, shared)

@@ -18,6 +18,7 @@ from building import settings as cached_settings
 from gptattn.build.model import build_model
 from gptattn.cli.train import main
 from gptattn.data.tokenizer import ByteTokenizer
+from gptattn.errors import UserError
 from gptattn.machine.console import make_console
 from gptattn.runs.load import save_model
 from gptattn.settings.compose import settings
@@ -81,6 +82,29 @@ def tiny(folder: Path, *overrides: str) -> list[str]:
     named = any(override.startswith("data=") for override in overrides)
     own = [] if named else ["data=text", f"data.path={text}"]
     return [*TINY, f"cache_dir={folder / 'cache'}", *own, *overrides]
+
+
+def is_complaint(err: str, said: str) -> bool:
+    """Whether stderr is one line, an error of this field with these words: "field: words"."""
+    field, _, words = said.partition(": ")
+    (line,) = err.splitlines()
+    return line.startswith(f"error: {field}: ") and words in line
+
+
+@contextlib.contextmanager
+def refuses(said: str, code: int = 2) -> Iterator[None]:
+    """Expect a UserError in one line: its field, its exit code, and words that tell what it means.
+
+    `said` is "field: words"; "*: words" for a field that a test need not know.
+    """
+    field, _, words = said.partition(": ")
+    with pytest.raises(UserError) as caught:
+        yield
+    error = caught.value
+    assert field in (error.field, "*"), error
+    assert error.exit_code == code, error
+    assert words in error.message, error
+    assert "\n" not in str(error)
 
 
 @contextlib.contextmanager

@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: Callable[[str], Path]) 
 def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it; sweeps are planned and checked there, and none of their runs is started."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
-    monkeypatch.setattr(gptattn.sweep.loop, "_run_stages", lambda *_: None)
+    monkeypatch.setattr(gptattn.sweep.loop, "run_stages", lambda *_: None)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which a command adds this folder
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     places = [*gptattn.attention.variants.__path__]

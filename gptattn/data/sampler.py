@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
 
 import numpy as np
 import torch
@@ -141,12 +139,12 @@ class ValidationSet:
 
 @dataclass(frozen=True)
 class Batches:
-    """Several series of batches, one after the other, where Lightning takes a list for loaders."""
+    """Batches in memory; Lightning would take a list for several loaders."""
 
-    each: Sequence[Any]
+    each: Sequence[Batch]
 
     def __len__(self) -> int:
-        return sum(map(len, self.each))
+        return len(self.each)
 
     def __iter__(self) -> Iterator[Batch]:
-        return chain.from_iterable(self.each)
+        return iter(self.each)

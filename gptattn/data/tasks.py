@@ -95,8 +95,8 @@ class Recall(Task):
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         half, pairs = self.vocab_size // 2, self.pairs
-        keys = _different(generator, rows, half - 1, pairs) + 1
-        values = _different(generator, rows, self.vocab_size - half, pairs) + half
+        keys = draw_different(generator, rows, half - 1, pairs) + 1
+        values = draw_different(generator, rows, self.vocab_size - half, pairs) + half
         if self.blanks:
             ids = np.zeros((rows, length), np.int64)
         else:
@@ -104,7 +104,7 @@ class Recall(Task):
         ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
         places = (length - 2 * pairs) // 2
         law = np.arange(1, places + 1, dtype=np.float64) ** (self.power - 1.0)
-        asked = 2 * pairs + 2 * _different(generator, rows, places, pairs, law)
+        asked = 2 * pairs + 2 * draw_different(generator, rows, places, pairs, law)
         targets = np.full((rows, length), IGNORED)
         np.put_along_axis(ids, asked, keys, axis=1)
         np.put_along_axis(targets, asked, values, axis=1)
@@ -183,7 +183,7 @@ class SelectiveCopy(Task):
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         content = generator.integers(2, self.vocab_size, size=(rows, self.tokens))
-        places = np.sort(_different(generator, rows, length - self.tokens, self.tokens), axis=1)
+        places = np.sort(draw_different(generator, rows, length - self.tokens, self.tokens), axis=1)
         ids = np.zeros((rows, length), np.int64)  # blanks
         np.put_along_axis(ids, places, content, axis=1)
         ids[:, -self.tokens :] = 1  # marks
@@ -197,7 +197,7 @@ def task_rows(task: Task, seed: int, step: int, rows: int, length: int) -> Rows:
     return task.draw(draws(seed, step), rows, length)
 
 
-def _different(
+def draw_different(
     generator: np.random.Generator,
     rows: int,
     numbers: int,
@@ -265,8 +265,7 @@ class TaskData(RunData):
 
     def validation(self, batch_size: int, context_length: int) -> Batches:
         starts = range(0, len(self.val[0]), batch_size)
-        rows = [_batch(*(part[i : i + batch_size] for part in self.val)) for i in starts]
-        return Batches([rows])
+        return Batches([_batch(*(part[i : i + batch_size] for part in self.val)) for i in starts])
 
     def facts(self) -> dict[str, Any]:
         return {

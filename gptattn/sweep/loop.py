@@ -55,7 +55,7 @@ def run_sweep(
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher)
     with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
-        _run_stages(first, stages, home, config, launch)
+        run_stages(first, stages, home, config, launch)
     for variant, error in refused.items():
         raise SweepError(f"{variant} was refused: {error}", error.exit_code)
 
@@ -87,7 +87,7 @@ def plan_stages(
     return code
 
 
-def _run_stages(
+def run_stages(
     stage: Stage | None,
     stages: Stages,
     home: Path,

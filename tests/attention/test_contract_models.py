@@ -35,7 +35,7 @@ def test_prompts_of_different_lengths_decode_in_one_batch_as_each_is_read_alone(
             y = through_cache(model, ids, cache, chunks)
             y = torch.cat([y, through_cache(model, more, cache, [1, 2])], dim=1)
             assert torch.isfinite(y).all()
-            with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
+            with pytest.raises(ValueError, match="context_length=11"):
                 model(ids[:, :1], cache)
             for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
                 alone = model(torch.cat([prompt, more[row]])[None])

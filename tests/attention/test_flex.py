@@ -3,11 +3,11 @@
 import pytest
 import torch
 from building import build_attention, takes
+from support import refuses
 from torch import Tensor
 
 from gptattn.attention import Rule, SoftmaxAttention, Span, attend
 from gptattn.attention.rule import Decay
-from gptattn.errors import ConfigError
 from gptattn.position import Documents
 
 H, G, T, D = 6, 2, 150, 16
@@ -71,9 +71,9 @@ def test_what_flex_cannot_do_is_refused_in_one_line():
         return query.pos - key.pos
 
     q, k, v = draw()
-    with torch.no_grad(), pytest.raises(ValueError, match=r"^backend=flex takes no bias"):
+    with torch.no_grad(), pytest.raises(ValueError, match="bias"):
         attend(q, k, v, Rule(1.0, bias=bias), backend="flex")
-    with torch.no_grad(), pytest.raises(ValueError, match=r"^backend=flex has no dropout, given"):
+    with torch.no_grad(), pytest.raises(ValueError, match="dropout"):
         attend(q, k, v, Rule(1.0), dropout=0.1, backend="flex")
 
 
@@ -81,13 +81,13 @@ def test_flex_is_refused_when_a_layer_is_built_without_a_gpu_or_with_dropout(var
     if not takes(variant, "backend") or not isinstance(build_attention(variant), SoftmaxAttention):
         pytest.skip("has no such backend")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"^attn.*: backend=flex needs a CUDA device, and"):
+    with refuses("*: CUDA"):
         build_attention(variant, backend="flex")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     if takes(variant, "topk"):
-        with pytest.raises(ConfigError, match=r"^attn.*: backend=flex cannot choose keys by their"):
+        with refuses("*: choose keys"):
             build_attention(variant, backend="flex")
         return
     build_attention(variant, backend="flex")
-    with pytest.raises(ConfigError, match=r"^attn.*: backend=flex has no dropout, given 0.1"):
+    with refuses("*: dropout"):
         build_attention(variant, backend="flex", dropout=0.1)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from building import build_gpt, disturb, through_cache
 from contract import assert_same, decode, draw
+from support import refuses
 
 from gptattn.attention.recurrence import count_flops
 from gptattn.attention.variants.gated_deltanet import GatedDeltaNet
-from gptattn.errors import ConfigError
 
 B, T, H, E = 2, 11, 6, 60
 
@@ -57,7 +57,7 @@ def test_the_first_decays_are_those_of_the_authors():
 
 
 def test_it_takes_no_position_alone_and_beside_layers_that_do():
-    with pytest.raises(ConfigError, match="gated_deltanet knows the order of the tokens without"):
+    with refuses("position: gated_deltanet"):
         build_gpt("attn=gated_deltanet", "position=rope", "model.d_model=36")
     mixed = build_gpt("pattern=[gated_deltanet,gqa]", "position=rope", "model.d_model=36")
     ids = torch.randint(13, (B, T))

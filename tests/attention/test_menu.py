@@ -5,10 +5,11 @@ import inspect
 import pytest
 import torch
 from building import chosen, menu, settings, slow_but
-from support import summary, train
+from support import losses, train
 
 import gptattn.attention
 from gptattn.build.model import build_model
+from gptattn.machine.device import missing_compiler
 from gptattn.machine.source_code import hash_code
 from gptattn.settings.construct import find_target
 
@@ -55,11 +56,17 @@ def test_defaults_that_are_ranks_fit_every_model(model, name):
 VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
 
 
-@pytest.mark.slow
 # Warnings of torch's own, in compiling.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler")
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_with_compile_true_trains(variant, tmp_path):
-    run = train(tmp_path, *chosen(variant), "compile=true", "model.num_layers=2")
-    assert summary(run)["metrics"]["val/loss"] > 0
+def test_compiled_training_has_the_losses_of_eager_training(variant, tmp_path):
+    own = [*chosen(variant), "model.num_layers=2"]
+    (_, eager), (_, compiled) = (
+        zip(*losses(train(tmp_path / how, *own, f"compile={how}")), strict=True)
+        for how in ("false", "true")
+    )
+    assert len(eager) == 6
+    assert compiled == pytest.approx(eager, rel=1e-4)

@@ -1,15 +1,14 @@
 """The arguments of the commands besides training: their help, and mistakes in one of them."""
 
-import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from interrupted import content
+from support import is_complaint, refuses
 
 from gptattn.cli.arguments import parse
 from gptattn.cli.commands import compare
-from gptattn.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -34,42 +33,42 @@ def test_compare_takes_folders_without_a_name_and_options_with_one():
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("generate", ["run=a", "tokens=many"], "tokens: 'many' is a str; give a whole number"),
-        ("generate", ["run=a", "tokens=0"], "tokens: 0 is out of range; give 1 or more"),
-        ("generate", ["run=a", "dtype=half"], "dtype: 'half' is unknown; one of bfloat16"),
-        ("generate", ["promt=L"], "promt=L: is not a setting; did you mean prompt?"),
-        ("generate", ["prompt=L"], "run: is missing; give run="),
-        ("convert", ["from=a", "to=gqa", "seed=-1"], "seed: -1 is out of range; give 0 or more"),
-        ("evaluate", ["run=a", "lengths=[4,long]"], "lengths: 'long' is a str; give"),
-        ("compare", ["a", "--markdown"], "--markdown: is not a setting; did you mean markdown?"),
-        ("compare", ["a", "markdown=yes"], "markdown: 'yes' is a str; give true or false"),
-        ("compare", ["a=b"], "a=b: is not a setting; one of baseline"),
+        ("generate", ["run=a", "tokens=many"], "tokens: 'many'"),
+        ("generate", ["run=a", "tokens=0"], "tokens: 1 or more"),
+        ("generate", ["run=a", "dtype=half"], "dtype: bfloat16"),
+        ("generate", ["promt=L"], "promt=L: prompt"),
+        ("generate", ["prompt=L"], "run: run="),
+        ("convert", ["from=a", "to=gqa", "seed=-1"], "seed: 0 or more"),
+        ("evaluate", ["run=a", "lengths=[4,long]"], "lengths: 'long'"),
+        ("compare", ["a", "--markdown"], "--markdown: markdown"),
+        ("compare", ["a", "markdown=yes"], "markdown: true or false"),
+        ("compare", ["a=b"], "a=b: baseline"),
     ],
 )
 def test_a_mistake_names_its_argument(name, arguments, said):
     kind = import_module(f"gptattn.cli.commands.{name}").Arguments
-    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+    with refuses(said):
         parse(kind, arguments)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "code", "said"),
     [
-        ("generate", ["prompt=" + "Line " * 9, "full=stop"], 3, "prompt: has 45 tokens"),
+        ("generate", ["prompt=" + "Line " * 9, "full=stop"], 3, "prompt: 45 tokens"),
         ("generate", ["prompt=L", "samples=1000000000000"], 8, "memory: "),
-        ("generate", ["prompt=L", "prompts_file=none.txt"], 2, "prompts_file: is given together"),
-        ("convert", ["to=gqaa"], 2, "to: 'gqaa' is unknown; did you mean gqa"),
-        ("convert", ["to=gqa", "to.num_kv_heads=3"], 2, "attn.num_kv_heads: num_kv_heads=3 must"),
-        ("convert", ["to=single_head"], 2, "to: layer 0: query heads of shape"),
-        ("convert", ["to=gqa", "to._target_=os.system"], 2, "to._target_: os.system is outside of"),
-        ("convert", ["to=gqa", "to.num_kv_heads=[1"], 2, "to.num_kv_heads: cannot be read; write"),
-        ("convert", ["to=hf", "to.num_kv_heads=1"], 2, "to.num_kv_heads: is not a setting: hf has"),
-        ("attention_map", ["prompt=a", "layer=2"], 2, "layer: 2 does not exist; give 0 to 1"),
-        ("evaluate", ["lengths=[0]"], 2, "lengths: 0 is not a positive number"),
-        ("evaluate", ["lengths=[1000]"], 2, "lengths: 1000 is longer than the held-out text"),
-        ("compare", ["board=b", "markdown=true"], 2, "board: writes files, and markdown=true none"),
-        ("compare", ["ship=true", "files=false"], 2, "ship: writes files, and files=false none"),
-        ("recipes", ["cache_bytes=much"], 2, "cache_bytes: 'much' is not a size; give 1000000, "),
+        ("generate", ["prompt=L", "prompts_file=none.txt"], 2, "prompts_file: together"),
+        ("convert", ["to=gqaa"], 2, "to: gqa"),
+        ("convert", ["to=gqa", "to.num_kv_heads=3"], 2, "attn.num_kv_heads: divide"),
+        ("convert", ["to=single_head"], 2, "to: heads of shape"),
+        ("convert", ["to=gqa", "to._target_=os.system"], 2, "to._target_: os.system"),
+        ("convert", ["to=gqa", "to.num_kv_heads=[1"], 2, "to.num_kv_heads: cannot be read"),
+        ("convert", ["to=hf", "to.num_kv_heads=1"], 2, "to.num_kv_heads: hf has none"),
+        ("attention_map", ["prompt=a", "layer=2"], 2, "layer: 0 to 1"),
+        ("evaluate", ["lengths=[0]"], 2, "lengths: positive"),
+        ("evaluate", ["lengths=[1000]"], 2, "lengths: held-out"),
+        ("compare", ["board=b", "markdown=true"], 2, "board: markdown=true"),
+        ("compare", ["ship=true", "files=false"], 2, "ship: files=false"),
+        ("recipes", ["cache_bytes=much"], 2, "cache_bytes: 1MB"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -84,8 +83,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     }
     before = content(run)
     found, printed, err = call(name, *given.get(name, [f"run={run}"]), *arguments)
-    (line,) = err.splitlines()
     assert (found, printed) == (code, "")
-    assert line.startswith(f"error: {said}")
+    assert is_complaint(err, said)
     assert content(run) == before
     assert not out.exists()

@@ -5,10 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import summary, train
+from support import refuses, summary, train
 
 from gptattn.build.data import build_data
-from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.measure import check_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
@@ -97,7 +96,7 @@ def test_another_text_and_weights_from_before_the_end_are_refused(sweep):
     saved = load_run(sweep / "gqa")
     data = build_data(saved.cfg, saved.tokenizer)
     check_unchanged(saved, data, data.text_hash, 4)
-    with pytest.raises(ConfigError, match=r"^data: .*gqa: the text has changed since the run"):
+    with refuses("data: has changed"):
         check_unchanged(saved, data, "another", 4)
-    with pytest.raises(CheckpointError, match=r"ended at step 6, and the newest .* are step=4"):
+    with refuses("*: step 6", 4):
         check_unchanged(saved, data, data.text_hash, 6)

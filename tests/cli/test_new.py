@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from support import refuses
 
 from gptattn.build.model import build_model
 from gptattn.cli.commands.new import write_variant
-from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.settings.compose import settings
@@ -47,25 +47,25 @@ def test_a_new_variant_stands_beside_mha_with_its_positions_and_its_flops(tmp_pa
     without = build("my_rotary_attention", "position=none")
     without.load_state_dict(mine.state_dict())
     assert not torch.allclose(mine.eval()(ids), without.eval()(ids))
-    with pytest.raises(ConfigError, match=r"^position: alibi .* acts on scores, which MyRotaryAtt"):
+    with refuses("position: alibi"):
         build("my_rotary_attention", "position=alibi")
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("my-attention", "cannot name a Python module"),
-        ("none", "cannot name a Python module"),  # its class would be None
-        ("gqa", "is on the menu"),
-        ("json", "is the name of an installed Python module"),
-        ("mine_too", r"would overwrite attn/mine_too.yaml; give another"),
+        ("my-attention", "cannot name"),
+        ("none", "cannot name"),  # its class would be None
+        ("gqa", "menu"),
+        ("json", "installed"),
+        ("mine_too", "attn/mine_too.yaml"),
     ],
 )
 def test_a_name_that_is_taken_is_refused_and_nothing_is_written(name, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "attn").mkdir()
     (tmp_path / "attn" / "mine_too.yaml").write_text("kept")
-    with pytest.raises(ConfigError, match=rf"^name: '{name}' {why}"):
+    with refuses(f"name: {why}"):
         write_variant(name)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine_too.yaml"]
     assert (tmp_path / "attn" / "mine_too.yaml").read_text() == "kept"

@@ -4,25 +4,23 @@ import pytest
 from building import settings as cached_settings
 from hydra import compose, initialize_config_dir
 from interrupted import content
-from support import TEXT, command, series, summary, tiny
+from support import TEXT, command, is_complaint, refuses, series, summary, tiny
 
-from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import CONF, resume_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.training.preflight import preflight
 
-FIXED = "is fixed once a run has begun; leave it out, or start a new run"
 REFUSED = {
-    "seed=2": f"seed: {FIXED}",
-    "model=nano": f"model: {FIXED}",
-    "trainer.threads=2": f"trainer.threads: {FIXED}",
-    "attn.num_kv_heads=2": f"attn.num_kv_heads: {FIXED}",
-    "pattern=[mqa,gqa]": f"pattern: {FIXED}",
-    "sed=2": "sed: is not a setting; did you mean seed?",
-    "sample={tokens:1}": "sample: a resumed run accepts only name=value",
-    "+logger.csv.name=a": "logger.csv.name: a resumed run accepts only name=value",
+    "seed=2": "seed: fixed",
+    "model=nano": "model: fixed",
+    "trainer.threads=2": "trainer.threads: fixed",
+    "attn.num_kv_heads=2": "attn.num_kv_heads: fixed",
+    "pattern=[mqa,gqa]": "pattern: fixed",
+    "sed=2": "sed: seed",
+    "sample={tokens:1}": "sample: name=value",
+    "+logger.csv.name=a": "logger.csv.name: name=value",
 }
 
 
@@ -33,9 +31,11 @@ def resume(recorded: TrainConfig, given: list[str]) -> TrainConfig:
 
 @pytest.mark.parametrize("override", REFUSED)
 def test_a_change_that_would_make_another_run_is_refused(override, tmp_path):
-    with pytest.raises(Exception) as caught:  # noqa: PT011
-        resume(cached_settings(*tiny(tmp_path)), [override])
-    assert str(explain_hydra_error(caught.value, [override], CONF)).startswith(REFUSED[override])
+    with refuses(REFUSED[override]):
+        try:
+            resume(cached_settings(*tiny(tmp_path)), [override])
+        except Exception as error:
+            raise explain_hydra_error(error, [override], CONF) from error
 
 
 def test_a_budget_in_another_unit_replaces_the_recorded_one(tmp_path):
@@ -55,8 +55,7 @@ def test_the_settings_of_the_first_command_may_stand_beside_resume(tmp_path):
 def test_fewer_steps_than_are_taken_are_refused(stopped, capfd):
     before = content(stopped / "run")
     assert command(stopped, "resume=run", "budget.steps=2") == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: budget: is 2 steps, but 3 are already taken")
+    assert is_complaint(capfd.readouterr().err, "budget: 3 are")
     assert content(stopped / "run") == before
 
 
@@ -68,7 +67,7 @@ def test_another_text_in_its_place_is_refused(stopped, capfd):
         assert command(stopped, "resume=run") == 2
     finally:
         text.write_text(original, encoding="utf-8")
-    assert capfd.readouterr().err.startswith("error: data: the text has changed since the run")
+    assert is_complaint(capfd.readouterr().err, "data: has changed")
 
 
 def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished, tmp_path, capfd):
@@ -91,16 +90,16 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished,
 
 @pytest.mark.parametrize(
     ("own", "said"),
-    [("checkpoint=false", "checkpoint=false"), ("checkpoint=true", "its checkpoints are gone")],
+    [("checkpoint=false", "checkpoint=false"), ("checkpoint=true", "gone")],
 )
 def test_a_finished_run_without_checkpoints_is_not_resumed(own, said, tmp_path):
     cfg, run = cached_settings(*tiny(tmp_path, own)), RunFolder(tmp_path)
     run.write_settings(cfg)
     run.write_summary({"status": "done"})
-    with pytest.raises(CheckpointError, match=f"^resume: .*{said}"):
+    with refuses(f"resume: {said}", 4):
         preflight(cfg, run)
 
 
 def test_a_folder_may_have_a_number_as_its_name(tmp_path, capfd):
     assert command(tmp_path, "resume=3") == 4
-    assert capfd.readouterr().err.startswith("error: resume: 3 holds no run")
+    assert is_complaint(capfd.readouterr().err, "resume: 3 holds no run")

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from support import refuses
 
-from gptattn.errors import ConfigError
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 
@@ -37,14 +37,14 @@ def test_a_pattern_and_match_to_read_the_file_that_attn_reads(tmp_path):
 def test_a_file_with_the_name_of_one_of_ours_is_refused(tmp_path):
     file = folder(tmp_path, 0.5) / "attn" / "own.yaml"
     file.rename(file.with_name("gqa.yaml"))
-    with pytest.raises(ConfigError, match=r"attn/gqa.yaml has the name of one of ours; rename it"):
+    with refuses("attn: rename"):
         read(tmp_path, ["attn=gqa"])
 
 
 def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path):
     file = folder(tmp_path, 0.5) / "attn" / "own.yaml"
     file.write_text(file.read_text().replace("0.5", "0.5\nscale: 1"))
-    with pytest.raises(ConfigError, match=r"own.yaml:5: found duplicate key scale"):
+    with refuses("*: duplicate"):
         read(tmp_path, ["attn=own"])
 
 
@@ -65,6 +65,5 @@ def gates(folder: Path, package: str) -> Path:
 )
 def test_a_part_has_the_name_of_its_file(package, given, tmp_path):
     mine = gates(tmp_path / "mine", package)
-    line = f'gate2.yaml sets {package}; its first line must be "# @package part.gate2"'
-    with pytest.raises(ConfigError, match=f"^part: {line}$"):
+    with refuses('part: "# @package part.gate2"'):
         read(mine, given)

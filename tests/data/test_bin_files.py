@@ -9,14 +9,13 @@ import pytest
 import torch
 from loading import documents, load, request
 from numpy.typing import NDArray
-from support import TEXT, bpe, check_job, tiny
+from support import TEXT, bpe, check_job, refuses, tiny
 
 from gptattn.data import bin_files
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds
 from gptattn.data.tokens import INDEX, make_tokens
-from gptattn.errors import ConfigError, DataError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
 
@@ -68,26 +67,25 @@ def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"abc", "x.bin holds no 16-bit ids"),
-        (shard(IDS)[:-2], "x.bin is a shard that is not whole; make it again"),
+        (b"abc", "x.bin holds no"),
+        (shard(IDS)[:-2], "x.bin is a shard"),
     ],
     ids=["odd", "cut"],
 )
 def test_what_is_no_file_of_ids_is_named(content, said, tmp_path):
     (tmp_path / "x.bin").write_bytes(content)
-    with pytest.raises(DataError, match=said):
+    with refuses(f"data.path: {said}", 3):
         load(BinFiles(str(tmp_path / "x.bin")), tmp_path / "c")
 
 
 def test_ids_and_tokenizer_must_fit(tmp_path):
     (IDS + 50_000).tofile(tmp_path / "x.bin")
     source, cache = BinFiles(str(tmp_path / "x.bin")), tmp_path / "c"
-    said = r"^tokenizer: did not make the ids up to 50,255; .* tokenizer\.vocab_size=50256 "
     for without in (ByteTokenizer(), TaskIds(), CharTokenizer()):
-        with pytest.raises(ConfigError, match=said):
+        with refuses("tokenizer: tokenizer.vocab_size=50256"):
             load(source, cache, without)
     assert load(source, cache, TaskIds(50_257)).val_bytes is None
-    with pytest.raises(ConfigError, match=r"^model\.context_length: 900 is too long .*: 900 of"):
+    with refuses("model.context_length: 900"):
         load(source, cache, TaskIds(50_257), context_length=900)
 
 
@@ -127,9 +125,9 @@ def test_a_prepared_text_is_the_text(make, name, masked, tmp_path):
     if name == "bpe":  # its files lie beside the ids
         load(BinFiles(str(to)), tmp_path / "b", ByteLevelBPE(str(to)))
     advice = "char" if name == "char" else f"gpt2 tokenizer.path={to}"
-    with pytest.raises(ConfigError, match=rf"^tokenizer: is not that of the ids; give .*={advice}"):
+    with refuses(f"tokenizer: ={advice}"):
         load(BinFiles(str(to)), tmp_path / "b", ByteTokenizer())
-    with pytest.raises(DataError, match=r"^data\.val_path: .* has its own held-out part; leave it"):
+    with refuses("data.val_path: leave", 3):
         load(BinFiles(str(to), val_path=str(to)), tmp_path / "b")
 
 
@@ -144,5 +142,5 @@ def test_the_command_prepares_what_a_run_trains_on(tmp_path, call):
     assert out.startswith("train: 1,686 tokens\nval: 186 tokens\n")
     assert json.loads((to / INDEX).read_text())["choice"] == "char"
     check_job(tiny(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char"))
-    said = "error: data: data=recall is not one text, and needs no preparation; give a text\n"
-    assert call("prepare", f"to={tmp_path / 'x'}", "data=recall")[::2] == (2, said)
+    code, _, err = call("prepare", f"to={tmp_path / 'x'}", "data=recall")
+    assert (code, err.partition("=")[0]) == (2, "error: data: data")

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loading import documents, load
-from support import TEXT, TRICKY, bpe
+from support import TEXT, TRICKY, bpe, refuses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
 
 from gptattn.data import bpe as our_bpe
 from gptattn.data.bpe import FORMS, ByteLevelBPE, byte_characters
-from gptattn.errors import ConfigError, DataError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_settings_make_the_same_tokenizer_and_no_other(tmp_path):
     assert ByteLevelBPE(**one.settings()).settings() == one.settings()
     # The same tokens, but the merges in another order.
     hand_made(tmp_path / "a", ["b c", "a b"], ab=256, bc=257)
-    with pytest.raises(DataError, match=r"^tokenizer.sha256: .*a has other tokens"):
+    with refuses("tokenizer.sha256: other tokens", 3):
         ByteLevelBPE(**one.settings())
     assert ByteLevelBPE(str(tmp_path / "b"), vocab_size=300).settings()["vocab_size"] == 258
 
@@ -113,10 +112,10 @@ BYTES, WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.
 @pytest.mark.parametrize(
     ("vocabulary", "split", "said"),
     [
-        ({}, BYTES, "cannot be used"),  # cut short
-        ({"a": 0, "b": 1}, WORDS, "not a byte-level BPE"),
-        ({"a": 0, "b": 2}, BYTES, "2 tokens are not 0 to 1"),
-        ({"a": 0, "b": 1}, BYTES, "no token for byte 0x00"),
+        ({}, BYTES, ""),  # cut short
+        ({"a": 0, "b": 1}, WORDS, "it is not a byte-level BPE"),
+        ({"a": 0, "b": 2}, BYTES, "the ids of its 2 tokens"),
+        ({"a": 0, "b": 1}, BYTES, "it has no token for byte 0x00"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said, tmp_path):
@@ -124,23 +123,21 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said
     library.pre_tokenizer = split
     file = tmp_path / "tokenizer.json"
     file.write_text(library.to_str() if vocabulary else library.to_str()[:99])
-    with pytest.raises(DataError, match=said) as error:
+    with refuses(f"tokenizer.path: {file} cannot be used ({said}", 3):
         ByteLevelBPE(str(tmp_path))
-    assert str(file) in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        (None, "is not set; give a folder with GPT-2's tokenizer files, or set init_from"),
-        ("empty", "has no tokenizer.json, no vocab.json with merges.txt, "),
-        ("nowhere", "nowhere is not a folder"),
+        (None, "init_from"),
+        ("empty", "vocab.json with merges.txt"),
+        ("nowhere", "not a folder"),
     ],
 )
 def test_what_has_no_tokenizer_is_the_users_mistake(path, said, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=rf"^tokenizer\.path: .*{said}"):
+    with refuses(f"tokenizer.path: {said}", 2 if path is None else 3):
         ByteLevelBPE(path and str(tmp_path / path))
 
 
@@ -187,14 +184,13 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path):
 
 @pytest.mark.parametrize("size", [256, 65_537])
 def test_a_size_that_cannot_be_is_refused(size):
-    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: .* give 257 .* to 65,536"):
+    with refuses("tokenizer.vocab_size: 65,536"):
         ByteLevelBPE(vocab_size=size)
 
 
 def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path):
     text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
-    said = r"tokenizer\.vocab_size: 261 is more than this text can give; give at most 260, or"
-    with pytest.raises(ConfigError, match=said):
+    with refuses("tokenizer.vocab_size: 260"):
         load(text, tmp_path / "cache", ByteLevelBPE(vocab_size=261))
     tokenizer = ByteLevelBPE(vocab_size=260)
     load(text, tmp_path / "cache", tokenizer)

@@ -7,9 +7,9 @@ from pathlib import Path
 import datasets
 import pytest
 from loading import load
+from support import refuses
 
 from gptattn.data.hub import Rows
-from gptattn.errors import ConfigError, DataError
 
 TEXTS = [f"Row {i}: naïve π.\n" * (i % 7) + f"{i}" for i in range(97)]
 
@@ -33,9 +33,9 @@ def read(source: Rows, side: str | None = None, fraction: float = 0.1) -> list[s
 def test_each_row_is_a_document_in_order(form, tmp_path):
     place = save(form, tmp_path)
     assert read(Rows(None, path=place)) == TEXTS
-    with pytest.raises(DataError, match=r"^data\.text_field: .* no field 'body', only id, text"):
+    with refuses("data.text_field: id, text", 3):
         read(Rows(None, path=place, text_field="body"))
-    with pytest.raises(DataError, match=r"^data\.text_field: .*: a row's 'id' is not text"):
+    with refuses("data.text_field: 'id'", 3):
         read(Rows(None, path=place, text_field="id"))
 
 
@@ -73,26 +73,26 @@ def test_a_data_set_of_the_hubs_library(streaming, tmp_path, monkeypatch):
     assert other.stamp() == Rows(name, streaming=not streaming, val_split="test").stamp() == stamp
     held_out.write_text('{"id": 1, "text": "another text"}')
     assert other.stamp() != stamp
-    with pytest.raises(DataError, match=r"^data: .* cannot be read \(.*; check its name, its form"):
+    with refuses("data: cannot be read", 3):
         read(Rows(name, streaming=streaming, split="nosuch"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"name": None}, r"^data\.name: give data\.name=owner/name of the hub, perhaps with ano"),
-        ({"name": None, "path": "."}, r"^data\.path: \. has no \.parquet, .*; for plain text, use"),
-        ({"name": "a/b", "val_path": "x.json"}, r"^data\.name: give data\.name=.* perhaps with"),
+        ({"name": None}, "data.name: data.name=owner/name"),
+        ({"name": None, "path": "."}, "data.path: .parquet"),
+        ({"name": "a/b", "val_path": "x.json"}, "data.name: data.name="),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("no rows")
-    with pytest.raises((ConfigError, DataError), match=said):
+    with refuses(said, 3 if "path:" in said else 2):
         Rows(**arguments)
 
 
 def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"^data: data=hf needs the extra hf: pip"):
+    with refuses("data: extra hf"):
         load(Rows(None, path=save("jsonl", tmp_path)), tmp_path / "cache")

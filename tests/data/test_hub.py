@@ -6,9 +6,9 @@ from unittest import mock
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
+from support import refuses
 
 from gptattn.data.hub import local_folder
-from gptattn.errors import CheckpointError, ConfigError
 
 FILES = ("config.json", "model.safetensors")
 
@@ -27,7 +27,7 @@ def test_a_name_is_fetched_with_only_the_files_that_are_needed(download):
     assert local_folder("hf:a.b/c_d@refs/pr/2", "path", FILES) == Path("fetched")
     assert local_folder("hf/x", "init_from", FILES) == Path("hf/x")  # whether it exists or not
     for name in ("hf:", "hf:gpt2", "hf:a/b/c", "hf:a b/c", "hf:a/b@", "hf:../x/y"):
-        with pytest.raises(ConfigError, match=r"^init_from: .* is not a name on the hub; give hf:"):
+        with refuses("init_from: not a name"):
             local_folder(name, "init_from", FILES)
     assert download.call_args_list == [
         mock.call("openai-community/gpt2", revision=None, allow_patterns=[*FILES]),
@@ -37,10 +37,5 @@ def test_a_name_is_fetched_with_only_the_files_that_are_needed(download):
 
 def test_a_failure_is_one_line_with_exit_code_4(download):
     download.side_effect = errors.LocalEntryNotFoundError("no route\nand more")
-    with pytest.raises(CheckpointError) as raised:
+    with refuses("init_from: (LocalEntryNotFoundError: no route)", 4):
         local_folder("hf:owner/other@v9", "init_from", FILES)
-    assert str(raised.value) == (
-        "init_from: hf:owner/other@v9 cannot be fetched (LocalEntryNotFoundError: no route); check "
-        "the name, the network and your login (hf auth login), or give a folder"
-    )
-    assert raised.value.exit_code == 4

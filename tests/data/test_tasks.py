@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from loading import request
 from scipy.stats import chisquare
+from support import refuses
 
 from gptattn.data.tasks import (
     IGNORED,
@@ -13,11 +14,10 @@ from gptattn.data.tasks import (
     SelectiveCopy,
     Task,
     TaskData,
-    _different,
+    draw_different,
     task_rows,
 )
 from gptattn.data.tokenizer import TaskIds
-from gptattn.errors import ConfigError
 
 TASKS = [Recall(64, pairs=5), Copy(), Induction(), SelectiveCopy(tokens=6)]
 
@@ -74,7 +74,7 @@ def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs():
 
 def test_numbers_are_drawn_by_their_weights_without_one_twice():
     weights = np.array([4.0, 2.0, 1.0, 1.0])
-    drawn = _different(np.random.default_rng(0), 8_000, 4, 2, weights)
+    drawn = draw_different(np.random.default_rng(0), 8_000, 4, 2, weights)
     assert (drawn[:, 0] != drawn[:, 1]).all()
     first = np.bincount(drawn[:, 0], minlength=4)
     assert chisquare(first, 8_000 * weights / weights.sum()).pvalue > 0.001
@@ -85,7 +85,7 @@ def test_numbers_are_drawn_by_their_weights_without_one_twice():
 
 @pytest.mark.parametrize("count", [2, 3])  # of five: drawn again if twice; the first to end
 def test_numbers_without_weights_are_drawn_evenly_in_every_order(count):
-    drawn = _different(np.random.default_rng(0), 12_000, 5, count)
+    drawn = draw_different(np.random.default_rng(0), 12_000, 5, count)
     found = np.unique(drawn, axis=0, return_counts=True)[1]
     assert len(found) == (20 if count == 2 else 60)
     assert chisquare(found).pvalue > 0.001
@@ -97,8 +97,7 @@ def test_numbers_without_weights_are_drawn_evenly_in_every_order(count):
 )
 def test_a_context_too_short_for_a_row_is_refused(task, least, tmp_path):
     task.load(request(tmp_path, TaskIds(), context_length=least))
-    said = rf"^model\.context_length: {least - 1} is too short for data=text, .* have {least} ids"
-    with pytest.raises(ConfigError, match=said):
+    with refuses(f"model.context_length: {least} ids"):
         task.load(request(tmp_path, TaskIds(), context_length=least - 1))
 
 
@@ -111,11 +110,11 @@ def test_a_copy_in_a_row_of_odd_length_leaves_the_last_place_unscored():
 
 
 def test_too_few_ids_for_a_row_of_several_answers_are_refused():
-    with pytest.raises(ValueError, match=r"^vocab_size=16 is too small; give 18 or more"):
+    with pytest.raises(ValueError, match=r"^vocab_size=16.* 18"):
         Recall(16, pairs=8)
-    with pytest.raises(ValueError, match=r"^vocab_size=3 is too small; give 4"):
+    with pytest.raises(ValueError, match=r"^vocab_size=3.* 4"):
         SelectiveCopy(3)
-    with pytest.raises(ValueError, match=r"^pairs=0 is not a positive number"):
+    with pytest.raises(ValueError, match=r"^pairs=0"):
         Recall(pairs=0)
     assert Recall(power=0) == Recall(power=0.0)  # what Hydra makes of data.power=0
 
@@ -132,6 +131,5 @@ def test_no_row_that_is_validated_on_is_trained_on():
     same = (ids.numpy() == drawn).all(axis=1)
     assert same.mean() > 0.7  # the others are as they were drawn
     assert (targets[:, 4:] == ids[:, :4]).all()
-    said = r"^data\.val_rows: 1000 of 1000 random rows are among those held out, .* give a longer"
-    with pytest.raises(ConfigError, match=said):
+    with refuses("data.val_rows: 1000 of 1000"):
         TaskData(Copy(3), 4, TaskIds())  # four rows in all

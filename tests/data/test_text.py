@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 from loading import documents, load, read_sides
+from support import refuses
 
 from gptattn.data import text as our_text
 from gptattn.data.text import (
@@ -26,7 +27,7 @@ from gptattn.data.text import (
     TextFiles,
 )
 from gptattn.data.tokenizer import CharTokenizer
-from gptattn.errors import ConfigError, DataError
+from gptattn.errors import DataError
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> str:
@@ -47,7 +48,7 @@ def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(monkey
     low, high = (460_000, 470_000) if sys.version_info[:2] == (3, 11) else (300_000, 2_000_000)
     assert low < len(content) < high
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(DataError, match=r"data=text data\.path="):
+    with refuses("data: data=text data.path=", 3):
         PythonDocs()
 
 
@@ -72,12 +73,12 @@ def test_a_package_is_its_sources_in_the_version_that_was_asked_for():
     assert Path("networkx", "classes", "graph.py") in {Path(*path.parts[-3:]) for path in paths}
     assert not any("tests" in path.parts for path in paths)
     assert len(package.train) > 5 * len(package.held_out) > 50
-    with pytest.raises(DataError, match=r"data\.version: networkx .* is here, not 1\.0; install"):
+    with refuses("data.version: not 1.0", 3):
         PackageSource("networkx", "1.0")
     for name in ("nothing_like_it", "../x", "json"):
-        with pytest.raises(DataError, match=r"data\.name: .* is not an installed package; give"):
+        with refuses("data.name: installed", 3):
             PackageSource(name)
-    with pytest.raises(ConfigError, match=r"data\.held_out: 1 must be above 0 and below 1"):
+    with refuses("data.held_out: below 1"):
         PackageSource("networkx", version, held_out=1)
 
 
@@ -96,20 +97,20 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(tmp_path, mo
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"path": "DIR/empty/1.txt"}, r"^data\.path: .*1\.txt is empty, or has no file that"),
-        ({"path": "DIR/empty"}, r"^data\.path: .* has no file that matches \*\*/\* and is not"),
-        ({"path": "DIR/mark.txt"}, r"^data: .* is too short to train on one part of it"),
-        ({"path": "DIR/zero.txt"}, r"^data: .*zero.txt is binary; convert it"),
-        ({"path": "DIR/latin.txt"}, r"^data: .*latin.txt is not UTF-8; convert it"),
-        ({"path": "DIR", "pattern": "/*"}, r"with data\.pattern='/\*' cannot be read \(Non-rel"),
-        ({"path": "DIR/a.txt", "val_path": "DIR"}, r"^data\.val_path: holds out all of data\."),
+        ({"path": "DIR/empty/1.txt"}, "data.path: empty"),
+        ({"path": "DIR/empty"}, "data.path: no file"),
+        ({"path": "DIR/mark.txt"}, "data: too short"),
+        ({"path": "DIR/zero.txt"}, "data: zero.txt is binary"),
+        ({"path": "DIR/latin.txt"}, "data: latin.txt is not UTF-8"),
+        ({"path": "DIR", "pattern": "/*"}, "data.path: data.pattern='/*'"),
+        ({"path": "DIR/a.txt", "val_path": "DIR"}, "data.val_path: all of"),
     ],
 )
 def test_what_is_no_text_is_named_with_its_setting(given, said, tmp_path):
     files = {"a.txt": "text", "empty/1.txt": "", "mark.txt": "\ufeff", "zero.txt": "text\0more"}
     folder = write(tmp_path / "d", files | {"latin.txt": "café and more".encode("latin-1")})
     settings = {key: value.replace("DIR", folder) for key, value in given.items()}
-    with pytest.raises(DataError, match=said):
+    with refuses(said, 3):
         load(TextFiles(**settings), tmp_path / "cache")
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from support import refuses
 
 from gptattn.decode.sampling import Sampling
-from gptattn.errors import ConfigError, NumericError
 
 P = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
 SEEN = torch.tensor([[0], [3]])
@@ -46,7 +46,7 @@ def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_logit_that_is_not_a_number_is_a_numeric_error(temperature):
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, float("nan"), 2.0]])
-    with pytest.raises(NumericError, match=r"^logits: .* not finite"):
+    with refuses("logits: not finite", 5):
         Sampling(temperature=temperature).draw(logits, SEEN, None)
 
 
@@ -76,5 +76,5 @@ def test_the_repetition_penalty_makes_seen_tokens_less_likely():
     ],
 )
 def test_a_value_that_cannot_work_names_its_field(field, value):
-    with pytest.raises(ConfigError, match=f"^{field}: "):
+    with refuses(f"{field}: "):
         Sampling(**{field: value})

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from building import build_gpt, menu
+from building import build_gpt, menu, slow_but
 
 from gptattn.model.gpt import GPT
 from gptattn.settings.config import MLP
@@ -79,18 +79,26 @@ def test_the_widths_are_those_with_as_many_parameters(mlp):
     assert sum(found) in (0, 2 * 8 * 96 * 96)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch reads it itself
-def test_compiled_blocks_give_the_same_loss_and_gradients(block):
+@pytest.mark.parametrize("apart", slow_but({False}, [False, True]))
+def test_compiled_blocks_train_as_eager_ones(block, apart):
+    # tests/attention/test_menu.py trains whole runs with the real compiler.
     ids, targets = torch.randint(V, (2, B, T))
-    documents = torch.tensor([[0] * 4 + [1] * 7, [0] * T])
+    documents = torch.tensor([[0] * 4 + [1] * 7, [0] * T]) if apart else None
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
         model = build_gpt(*SIZES, block, std=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for layer in model.layers() if compiled else []:
             layer.compile(backend="aot_eager")
-        loss = model.loss(ids, targets) + model.loss(ids, targets, documents)
-        found.append((loss, *torch.autograd.grad(loss, tuple(model.parameters()))))
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+        losses = []
+        for _ in range(3):
+            losses.append(model.loss(ids, targets, documents))
+            losses[-1].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(torch.stack(losses).detach())
+    assert found[0][2] < found[0][0]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
     torch._dynamo.reset()  # keep what was compiled here out of other tests

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from building import build_gpt, chosen, menu
+from support import refuses
 from torch import Tensor, nn
 
-from gptattn.errors import ConfigError
 from gptattn.model.shared_init import DrawnByName
 
 SIZES = ("model.d_model=48", "model.num_heads=4", "model.num_layers=2", "model.context_length=8")
@@ -78,5 +78,5 @@ def test_functions_of_torch_draw_by_name_too(draw):
 
 @pytest.mark.parametrize("draw", [nn.init.orthogonal_, lambda w: w.copy_(torch.randn(8, 8))])
 def test_what_draws_otherwise_is_refused(draw):
-    with pytest.raises(ConfigError, match=r"^shared_init: needs layers that draw their weights"):
+    with refuses("shared_init: draw"):
         drawn_by_name(draw)

@@ -7,10 +7,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support import train
+from support import refuses, train
 from torch.utils._pytree import tree_map
 
-from gptattn.errors import CheckpointError, DiskError
 from gptattn.runs.checkpoint import HEADER_KEY, read_checkpoint, write_checkpoint
 from gptattn.runs.load import load_run
 
@@ -67,7 +66,7 @@ def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(tmp
 def test_a_full_disk_leaves_the_earlier_file_and_nothing_else(tmp_path):
     path = tmp_path / "a.safetensors"
     write_checkpoint(path, CONTENT)
-    with pytest.raises(DiskError, match="at least 40,000 bytes are needed"):
+    with refuses("*: 40,000", 7):
         write_checkpoint(path, {"state_dict": {"w": torch.zeros(10_000)}})
     assert [*tmp_path.iterdir()] == [path]
     assert read_checkpoint(path)["global_step"] == 3
@@ -84,19 +83,18 @@ def test_damage_is_one_line(tmp_path):
     altered[1][whole.index(b"global_step") + 14] ^= 1
     for damaged in [*cut, *altered]:
         path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"a\.safetensors cannot be read") as error:
+        with refuses("*: a.safetensors", 4):
             read_checkpoint(path)
-        assert "\n" not in str(error.value)
 
 
 def test_what_is_no_checkpoint_is_one_line(tmp_path):
     save_file({"w": torch.ones(3)}, tmp_path / "weights.safetensors")
-    with pytest.raises(CheckpointError, match="its header describes no run"):
+    with refuses("*: header", 4):
         read_checkpoint(tmp_path / "weights.safetensors")
     torch.save(CONTENT, tmp_path / "pickle.safetensors")
-    with pytest.raises(CheckpointError, match="it is not a complete safetensors file"):
+    with refuses("*: complete", 4):
         read_checkpoint(tmp_path / "pickle.safetensors")
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with refuses("*: does not exist", 4):
         read_checkpoint(tmp_path / "none.safetensors")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with refuses("*: cannot be read", 4):
         read_checkpoint(tmp_path)

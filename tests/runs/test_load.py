@@ -7,13 +7,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import save_file
-from support import check_job, tiny, train
+from support import check_job, refuses, tiny, train
 
-from gptattn.errors import CheckpointError, NumericError
 from gptattn.runs.checkpoint import read_checkpoint, weights_of, write_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run, refuse_taken
-from gptattn.settings.construct import ForeignTarget
 from gptattn.training.preflight import ROWS_BYTES, preflight
 
 
@@ -44,22 +42,22 @@ def test_a_run_folder_allows_itself_no_package(run, tmp_path):
     config["attn"] = {"_target_": "subprocess.Popen", "args": ["mkdir", str(canary)]}
     config["allow_targets"] = ["subprocess"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ForeignTarget, match=r"attn\._target_: subprocess\.Popen is outside of"):
+    with refuses("run: subprocess.Popen"):
         load_run(run)
     assert not canary.exists()
 
 
 @pytest.mark.parametrize(
-    ("weight", "error", "said"),
+    ("weight", "code"),
     [
-        (torch.zeros(3, 5), CheckpointError, "size mismatch for token_embedding.weight"),
-        (torch.zeros(256, 16, dtype=torch.int64), CheckpointError, "token_embedding.weight"),
-        (torch.full((256, 16), torch.nan), NumericError, "token_embedding.weight is not finite"),
-        (None, CheckpointError, "Missing key.*token_embedding.weight"),
+        (torch.zeros(3, 5), 4),
+        (torch.zeros(256, 16, dtype=torch.int64), 4),
+        (torch.full((256, 16), torch.nan), 5),
+        (None, 4),
     ],
 )
 @pytest.mark.parametrize("converted", [False, True])
-def test_weights_of_another_model_are_refused(weight, error, said, converted, run):
+def test_weights_of_another_model_are_refused(weight, code, converted, run):
     (file,) = RunFolder(run).known_checkpoints()
     content = read_checkpoint(file)
     del content["state_dict"]["model.token_embedding.weight"]
@@ -69,17 +67,17 @@ def test_weights_of_another_model_are_refused(weight, error, said, converted, ru
         save_file(weights_of(content), run / "model.safetensors")
     else:
         write_checkpoint(file, content)
-    with pytest.raises(error, match=said):
+    with refuses("*: token_embedding.weight", code):
         load_run(run)
 
 
 def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run):
     (file,) = RunFolder(run).known_checkpoints()
     file.unlink()
-    with pytest.raises(CheckpointError, match=r"^run: .* has no checkpoint; train with"):
+    with refuses("run: no checkpoint", 4):
         load_run(run)
     (run / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read"):
+    with refuses("*: config.yaml", 4):
         load_run(run)
 
 
@@ -87,5 +85,5 @@ def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run):
 def test_a_folder_that_holds_a_model_is_not_written_over(holds, tmp_path):
     refuse_taken(tmp_path)
     (tmp_path / holds).write_bytes(b"mine")
-    with pytest.raises(CheckpointError, match=f"^out: .* already holds a {holds}; give another"):
+    with refuses(f"out: a {holds}", 4):
         refuse_taken(tmp_path)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from building import build_gpt
+from support import refuses
 from torch import nn
 
 from gptattn.attention.base import HeadWeights
-from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.weights.convert import convert, convert_heads
 
@@ -83,21 +83,21 @@ def test_the_random_method_draws_gpt2s_spread_and_no_bias():
 
 
 def test_a_count_that_does_not_divide_is_an_error():
-    with pytest.raises(ValueError, match="4 key/value heads cannot become 3"):
+    with pytest.raises(ValueError, match=r"4 .* 3"):
         convert_heads(weights(OLD), 3, "mean", torch.Generator())
 
 
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [
-        ("attn=mha", f"attn=mha {LLAMA}", "differs, but only the attention may"),
-        ("attn=mha block.tied_head=false", "attn=mha", "lm_head.weight differs"),
-        ("attn=mha", "attn=mha model.num_heads=2", "query heads of shape"),
-        ("attn=mha", "attn=mha model.qkv_bias=false", "bias is present on one side only"),
+        ("attn=mha", f"attn=mha {LLAMA}", "differs"),
+        ("attn=mha block.tied_head=false", "attn=mha", "lm_head.weight"),
+        ("attn=mha", "attn=mha model.num_heads=2", "heads of shape"),
+        ("attn=mha", "attn=mha model.qkv_bias=false", "bias"),
     ],
 )
 def test_a_pair_that_cannot_be_converted_says_why(source, target, said):
-    with pytest.raises(ConfigError, match=said):
+    with refuses(f"*: {said}"):
         convert(gpt(source), gpt(target))
 
 
@@ -106,5 +106,5 @@ def test_a_weight_beside_the_heads_that_the_target_lacks_is_named(variant):
     source = gpt(f"attn={variant}")
     linear = next(m for m in source.layers()[1].attention.modules() if isinstance(m, nn.Linear))
     linear.register_parameter("lora_A", nn.Parameter(torch.ones(1)))
-    with pytest.raises(ConfigError, match=r"layer 1: \S*W_query.lora_A of .* would be lost"):
+    with refuses("*: W_query.lora_A"):
         convert(source, gpt("attn=gqa"))

@@ -9,6 +9,7 @@ import torch
 from building import SMALL, build_gpt, settings, slow_but
 from llamas import assert_same_logits, change, shake, theirs
 from safetensors.torch import load_file, save_file
+from support import refuses
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -21,7 +22,6 @@ from transformers import (
     SmolLM3Config,
 )
 
-from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
 from gptattn.weights.families import FAMILIES
 from gptattn.weights.hugging_face import find_family, load_checkpoint, write_checkpoint
@@ -165,7 +165,7 @@ def test_a_release_is_read_into_its_recipe(config, tmp_path):
 def test_a_release_whose_block_is_another_is_refused_by_name(tmp_path):
     config = Gemma3TextConfig(**OF_RECIPES | {"rope_parameters": None})
     config.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"'gemma3_text': our block lacks its norms after"):
+    with refuses("*: 'gemma3_text'", 4):
         find_family(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path):
     assert {p.dtype for p in ours.parameters()} == {torch.float32}
     assert_same_logits(ours, LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
     next(iter(tmp_path.glob("model-00002*"))).unlink()
-    with pytest.raises(CheckpointError, match=r"model-00002-of-.* does not exist"):
+    with refuses("*: model-00002-of-", 4):
         load(tmp_path)
 
 
@@ -203,12 +203,12 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path):
     [
         ("gpt2", {"n_layer": 3}, "lacks h.2.ln_1.weight"),
         ("gpt2", {"n_layer": 1}, "has an unknown tensor 'h.1"),
-        ("gpt2", {"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
-        ("gpt2", {"n_layer": "many"}, "n_layer is 'many', not a number"),
-        ("llama", {"head_dim": 12}, "head_dim is 12, but must be hidden_size / heads"),
-        ("llama", {"num_key_value_heads": 2}, "k_proj.weight is .30, 60., not .20, 60."),
-        ("llama", {"attention_bias": True}, "attention_bias is True, but must be False"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', but"),
+        ("gpt2", {"n_embd": 24}, "wte.weight is [17, 20], not [17, 24]"),
+        ("gpt2", {"n_layer": "many"}, "n_layer is 'many'"),
+        ("llama", {"head_dim": 12}, "head_dim is 12"),
+        ("llama", {"num_key_value_heads": 2}, "k_proj.weight is [30, 60], not [20, 60]"),
+        ("llama", {"attention_bias": True}, "attention_bias is True"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_type is 'linear'"),
         ("llama", {"partial_rotary_factor": 0.5}, "factor is 0.5"),
         ("llama", {"rope_parameters": "default"}, "cannot be used"),
@@ -217,9 +217,8 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path):
 def test_a_checkpoint_that_does_not_fit_its_config_says_where(kind, config, said, request):
     folder = request.getfixturevalue(kind)
     change(folder / "config.json", **config)
-    with pytest.raises(CheckpointError, match=said) as error:
+    with refuses(f"*: {said}", 4):
         load_checkpoint(folder, FAMILIES[kind])
-    assert "\n" not in str(error.value)
 
 
 def test_damaged_weights_are_named(llama):
@@ -227,14 +226,14 @@ def test_damaged_weights_are_named(llama):
     whole, weights = file.read_bytes(), load_file(file)
     up = "model.layers.1.mlp.up_proj.weight"
     save_file(weights | {up: weights[up] / 0}, file)
-    with pytest.raises(NumericError, match=r"layers\.1\.mlp\.up_proj\.weight is not finite"):
+    with refuses("*: layers.1.mlp.up_proj.weight", 5):
         load(llama)
     file.write_bytes(whole[:1000])
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with refuses("*: cannot be read", 4):
         load(llama)
     file.unlink()
     (llama / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="it has no 'weight_map'"):
+    with refuses("*: 'weight_map'", 4):
         load(llama)
 
 
@@ -244,19 +243,18 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["position=none"], "this model has position=none, but GPT-2 has position=learned; train"),
-        (["model.qkv_bias=false"], "has model.qkv_bias=false, but GPT-2 has model.qkv_bias=true"),
-        (["attn.scale=0.3"], "layer 0: the same heads give other outputs"),
-        (["part=sink"], "would be lost"),
-        ([*A_LLAMA, "model.mlp=gelu"], "has model.mlp=gelu, but Llama has model.mlp=swiglu"),
+        (["position=none"], "position=learned"),
+        (["model.qkv_bias=false"], "model.qkv_bias=true"),
+        (["attn.scale=0.3"], "other outputs"),
+        (["part=sink"], "lost"),
+        ([*A_LLAMA, "model.mlp=gelu"], "model.mlp=swiglu"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.
         ([*A_LLAMA, "model.context_length=1100", "attn.window=1050"], "other outputs in Llama"),
-        ([*A_LLAMA, "position.stretch=4.0"], "Llama has position.stretch=1.0"),
+        ([*A_LLAMA, "position.stretch=4.0"], "position.stretch=1.0"),
     ],
 )
 def test_a_model_that_a_family_lacks_cannot_be_written_as_one(overrides, said, tmp_path):
     overrides = ["attn=mha", *overrides]
-    with pytest.raises(ConfigError, match=said) as error:
+    with refuses(f"*: {said}"):
         write_checkpoint(tmp_path / "out", settings(*SMALL, *overrides), build_gpt(*overrides))
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()

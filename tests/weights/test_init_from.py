@@ -1,16 +1,25 @@
 """Runs that begin from other weights, a run's or a Hugging Face folder's, and what they refuse."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 from llamas import assert_same_logits, theirs
-from support import TEXT, bpe, check_job, save_untrained, series, summary, tiny, train
+from support import (
+    TEXT,
+    bpe,
+    check_job,
+    is_complaint,
+    refuses,
+    save_untrained,
+    series,
+    summary,
+    tiny,
+    train,
+)
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from gptattn.errors import CheckpointError, UserError
 from gptattn.runs.load import load_config, load_run
 from gptattn.weights.families import LLAMA
 from gptattn.weights.hugging_face import find_family, has_tokenizer
@@ -40,38 +49,30 @@ def test_training_continues_from_the_weights_of_another_run(tmp_path):
     assert summary(target)["init_from"] == str(source)
 
 
-DIFFERS = "init_from: SOURCE differs from this run; give"
-NO_HEADS = "has no per-head weights to convert; only attentions with weights for each head, such as"
-
-
 @pytest.mark.parametrize(
     ("overrides", "code", "said"),
     [
-        (["init_from=none"], 4, "init_from: none is not a folder; give a run's, "),
-        (["init_from=SOURCE/.."], 4, "init_from: SOURCE/.. holds no run; "),
-        (["tokenizer=char"], 2, f"{DIFFERS} tokenizer=byte$"),
+        (["init_from=none"], 4, "init_from: not a folder"),
+        (["init_from=SOURCE/.."], 4, "init_from: no run"),
+        (["tokenizer=char"], 2, "init_from: tokenizer=byte"),
         (
             ["position=none", "model.d_model=32", "model.context_length=8"],
             2,
-            f"{DIFFERS} position=learned model.d_model=16 model.context_length=16$",
+            "init_from: position=learned model.d_model=16 model.context_length=16",
         ),
-        (["match=params"], 2, "match: params changes the MLP"),
+        (["match=params"], 2, "match: MLP"),
     ],
 )
 def test_weights_that_cannot_be_taken_over_are_refused(overrides, code, said, source, tmp_path):
     overrides = [f"init_from={source}", *(o.replace("SOURCE", str(source)) for o in overrides)]
-    with pytest.raises(UserError) as error:
+    with refuses(said, code):
         check_job(tiny(tmp_path, *overrides))
-    assert re.match(said.replace("SOURCE", re.escape(str(source))), str(error.value))
-    assert error.value.exit_code == code
 
 
 def test_a_run_without_heads_says_so_before_anything_else(tmp_path):
     run = save_untrained(tmp_path / "a", "attn=gated_deltanet")
-    said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them"
-    other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
-    with pytest.raises(UserError, match=f"^init_from: {re.escape(said)}$"):
-        check_job([*other, "attn=mha"])
+    with refuses("init_from: gated_deltanet has no per-head weights"):
+        check_job([*tiny(tmp_path / "b", f"init_from={run}", "position=none"), "attn=mha"])
 
 
 @pytest.mark.slow
@@ -98,13 +99,14 @@ def test_a_tokenizer_of_another_kind_is_not_claimed(llama, tmp_path, call):
     assert not has_tokenizer(source, LLAMA)
     code, said, _ = call("convert", "from=llama", f"path={source}", "to=gqa")
     assert code == 0
-    assert "no tokenizer that tokenizer=gpt2 reads found; recorded the byte tokenizer" in said
+    assert "byte tokenizer" in said
     assert load_config(tmp_path / "source_to_gqa").choices["tokenizer"] == "byte"
 
 
 def test_a_folder_of_another_family_is_refused(llama, tmp_path, call):
     code, _, err = call("convert", "from=gpt2", f"path={llama}", "to=gqa")
-    assert (code, err) == (2, f"error: from: {llama} is Llama's; give from=llama path={llama}\n")
+    assert code == 2
+    assert is_complaint(err, f"from: from=llama path={llama}")
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    with pytest.raises(CheckpointError, match=r"'mistral', but must be one of .'gpt2', 'llama', "):
+    with refuses("*: 'mistral'", 4):
         find_family(tmp_path)
