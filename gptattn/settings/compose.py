@@ -29,6 +29,8 @@ from gptattn.settings.values import build_dataclass
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger", "trainer.callbacks")
 # Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
+# Not kept among what was typed, from which rows are named and commands for more seeds are made.
+OF_ONE_RUN = ("seed", "run_dir", "sweep.beside_others")
 UNKNOWN = object()  # equals no value
 
 
@@ -132,7 +134,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
     named = values | {"trainer.callbacks": command.trainer.callbacks}
     found = check_targets(named, command.allow_targets)
-    kept = [o for o, key in zip(typed, keys, strict=True) if key not in ("seed", "run_dir")]
+    kept = [o for o, key in zip(typed, keys, strict=True) if key not in OF_ONE_RUN]
     values |= {"code_folders": sorted(map(str, found)), "overrides": kept}
     return TrainConfig(**values, choices=choices)
 
