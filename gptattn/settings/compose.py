@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +23,7 @@ from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers
 from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omegaconf_error
 from gptattn.settings.own_code import use_folders
-from gptattn.settings.values import build_dataclass
+from gptattn.settings.values import build_dataclass, check_type
 
 # Their constructors, or `layers.py`, check the keys.
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger", "trainer.callbacks")
@@ -32,17 +32,6 @@ COMMAND = ("resume", "run_dir", "allow_targets")
 # Not kept among what was typed, from which rows are named and commands for more seeds are made.
 OF_ONE_RUN = ("seed", "run_dir", "sweep.beside_others")
 UNKNOWN = object()  # equals no value
-
-
-@dataclass
-class Command(Settings):
-    """What a command line takes: a run's settings, and two that are not recorded.
-
-    `run_dir`: the run's folder; None: a new one in outputs/. `resume`: the folder of a run.
-    """
-
-    run_dir: str | None
-    resume: str | None
 
 
 # Hydra refuses a name that the files in conf/ do not have, but not in these groups.
@@ -82,11 +71,13 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             raise ConfigError(key, REMOVED)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
-        node = OmegaConf.to_container(own, resolve=True)
+        node: Any = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         raise explain_omegaconf_error(error, CONF) from error
-    command = build_dataclass(Command, node)
-    values: dict[str, Any] = {one.name: getattr(command, one.name) for one in fields(Settings)}
+    for name in ("run_dir", "resume"):  # of the command, and not recorded
+        check_type(name, node.pop(name), str | float | None)
+    command = build_dataclass(Settings, node)
+    values = {**vars(command)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
     choices = {group: hydra.runtime.choices.get(group) for group in groups}
     for group, choice in choices.items():

@@ -25,17 +25,8 @@ NAMED = (Meaning.RESULT, Meaning.LENGTH, Meaning.PLACE)  # an override is part o
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
 # Overrides left out of a run's name: those of the command, and choices that the name begins with.
-OF_COMMAND = (
-    "experiment",
-    "launcher",
-    "resume",
-    "run_dir",
-    "trainer",
-    "attn",
-    "recipe",
-    "pattern",
-    "part",
-)
+OF_COMMAND = ("experiment", "launcher", "resume", "run_dir", "trainer")
+OF_COMMAND += ("attn", "recipe", "pattern", "part")
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
