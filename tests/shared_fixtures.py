@@ -17,7 +17,7 @@ from building import menu
 from interrupted import SIX, begun, fingerprint, once, sent
 from support import Call, command, train
 
-import gptattn.training.run
+import gptattn.training.callbacks
 
 
 def rate(_: torch.device, dtype: torch.dtype) -> float:
@@ -31,7 +31,7 @@ def _fast() -> Iterator[None]:
     """Runs do not wait for the disk, as no test cuts the power, and do not measure the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(gptattn.training.run, "matmul_flops_per_second", rate)
+        patch.setattr(gptattn.training.callbacks, "matmul_flops_per_second", rate)
         yield
 
 

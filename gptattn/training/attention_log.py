@@ -5,10 +5,10 @@ from typing import Any
 import lightning.pytorch as L
 from lightning.fabric.utilities import move_data_to_device
 
-from gptattn.data.run_data import RunData
 from gptattn.maps.head_statistics import entropy, sink_mass
 from gptattn.maps.heatmap import draw_heads
 from gptattn.position.base import Documents
+from gptattn.training.preflight import Ready
 from gptattn.training.record import Board, log_row
 
 TOKENS = 512  # to measure on: with GPT-2 small, 1.5% of a validation's time
@@ -20,14 +20,15 @@ class AttentionLog(L.Callback):
 
     All validations and runs measure on the same tokens. The mean over a layer's heads is
     `val_attention/entropy/layer_00`, in nats, and `val_attention/sink/layer_00`, from 0 to 1. With
-    `heads`, each head has its own value: `.../layer_00/head_00`. TensorBoard sorts by name; the
+    `log_heads`, each head has its own value: `.../layer_00/head_00`. TensorBoard sorts by name; the
     prefix `val_` puts the losses first. Layers whose attention has no maps are left out.
     """
 
-    def __init__(self, board: Board, data: RunData, context_length: int, heads: bool) -> None:
-        self.board, self.heads = board, heads
-        self.rows, self.documents = data.opening(context_length, TOKENS)
-        rows, documents = data.opening(context_length, MAP_TOKENS)
+    def __init__(self, ready: Ready, board: Board) -> None:
+        self.board, self.heads = board, ready.cfg.log_heads
+        context = ready.cfg.model.context_length
+        self.rows, self.documents = ready.data.opening(context, TOKENS)
+        rows, documents = ready.data.opening(context, MAP_TOKENS)
         self.map_row = rows[:1, :MAP_TOKENS]
         self.map_documents = None if documents is None else documents[:1, :MAP_TOKENS]
 

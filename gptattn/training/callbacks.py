@@ -20,12 +20,10 @@ from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import peak_memory_mb, synchronize
-from gptattn.runs.checkpoint import RunState
+from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, synchronize
 from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS
-from gptattn.settings.budget import Budget
-from gptattn.settings.config import BudgetConfig, SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
+from gptattn.training.preflight import DTYPES, Ready
 from gptattn.training.record import Board, MetricsFile, log_row
 
 PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
@@ -41,11 +39,11 @@ class StepClock(L.Callback):
     of the callbacks.
     """
 
-    def __init__(self, state: RunState, device: torch.device, compiled: bool = False) -> None:
-        self._state, self._device, self._compiling = state, device, compiled
+    def __init__(self, ready: Ready, compiled: bool) -> None:
+        self._state, self._device, self._compiling = ready.state, ready.device, compiled
         self._making = 0.0  # seconds of making the next step's batch
         self._start: float | None = None  # of the steps that are not settled yet
-        self._ended = state.step
+        self._ended = ready.state.step
         self._waiting = 0  # steps that are not settled
 
     def add(self, seconds: float) -> None:
@@ -92,23 +90,15 @@ class MetricRows(L.Callback):
     logged with `self.log`: of training the means since the last row, of validation the values.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        clock: StepClock,
-        cfg: TrainConfig,
-        budget: Budget,
-        flops_per_token: float,
-        device_flops_per_second: float | None,
-    ) -> None:
-        """`device_flops_per_second` None: other runs share the machine; speed is not recorded."""
-        self.state, self.clock, self.cfg, self.budget = state, clock, cfg, budget
-        self.tokens_per_step = cfg.batch_size * cfg.model.context_length
-        self.flops_per_token = flops_per_token
-        self.device_flops_per_second = device_flops_per_second
-        if state.last.get(SPEED, 0.0) is None:
-            # Shared before it was resumed: no speed of its own either.
-            self.device_flops_per_second = None
+    def __init__(self, ready: Ready, clock: StepClock) -> None:
+        self.state, self.clock, self.cfg, self.budget = ready.state, clock, ready.cfg, ready.budget
+        self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
+        self.flops_per_token = ready.cost.flops_per_token
+        # None: other runs share the machine, or did before it was resumed; it has no speed.
+        self.device_flops_per_second = None
+        if not self.cfg.sweep.beside_others and self.state.last.get(SPEED, 0.0) is not None:
+            of_one = matmul_flops_per_second(ready.device, DTYPES[self.cfg.trainer.precision])
+            self.device_flops_per_second = self.cfg.trainer.processes * of_one
         self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -221,16 +211,14 @@ def read(value: Tensor) -> float | None:
 class Samples(L.Callback):
     """Generates text at each validation and records it; always with the same seed."""
 
-    def __init__(
-        self, record: MetricsFile, board: Board, data: RunData, cfg: SampleConfig, seed: int
-    ) -> None:
+    def __init__(self, ready: Ready, record: MetricsFile, board: Board) -> None:
         self.record, self.board = record, board
-        self.tokenizer, self.cfg, self.seed = data.tokenizer, cfg, seed
+        self.tokenizer, self.cfg, self.seed = ready.data.tokenizer, ready.cfg.sample, ready.cfg.seed
         self.prompt = np.empty(0, np.uint16)
-        if cfg.tokens and cfg.prompt is None:
-            self.prompt = choose_prompt(data)
-        elif cfg.tokens:
-            self.prompt = encode_prompt(data.tokenizer, str(cfg.prompt))
+        if self.cfg.tokens and self.cfg.prompt is None:
+            self.prompt = choose_prompt(ready.data)
+        elif self.cfg.tokens:
+            self.prompt = encode_prompt(self.tokenizer, str(self.cfg.prompt))
         self.text = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -268,16 +256,9 @@ class BudgetEnd(L.Callback):
     several processes the first one's clock counts, so that all take the same steps.
     """
 
-    def __init__(
-        self,
-        state: RunState,
-        budget: Budget,
-        clock: StepClock,
-        validations: int,
-        asked: BudgetConfig,
-    ) -> None:
-        self.state, self.budget, self.clock = state, budget, clock
-        self.validations, self.asked = validations, asked
+    def __init__(self, ready: Ready, clock: StepClock) -> None:
+        self.state, self.budget, self.clock = ready.state, ready.budget, clock
+        self.validations, self.asked = ready.cfg.validation.count, ready.cfg.budget
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
 

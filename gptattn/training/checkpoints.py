@@ -14,9 +14,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import NumericError
 from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
-from gptattn.runs.checkpoint import RunState, read_checkpoint, remove_old, write_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.training.callbacks import StepClock
+from gptattn.training.preflight import Ready
 from gptattn.training.record import MetricsFile
 
 
@@ -45,19 +46,14 @@ class Checkpoints(Checkpoint):
 
     When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step. A
     validation that is due runs first, because a run resumed from an earlier save would skip it.
-    `saves` False: nothing is saved. `record`: None in all processes but the first.
+    `record`: None in all processes but the first.
     """
 
     def __init__(
-        self,
-        state: RunState,
-        run: RunFolder,
-        saves: bool,
-        clock: StepClock,
-        record: MetricsFile | None,
+        self, ready: Ready, run: RunFolder, clock: StepClock, record: MetricsFile | None
     ) -> None:
-        self.state, self.run, self.saves = state, run, saves
-        self.clock, self.record = clock, record
+        self.state, self.saves = ready.state, ready.cfg.checkpoint
+        self.run, self.clock, self.record = run, clock, record
         self._signum = 0  # of the first signal that asked for the end
         self._handlers: dict[int, Any] = {}
         self._step = 0  # the newest that has ended

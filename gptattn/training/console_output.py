@@ -14,23 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
-from gptattn.runs.checkpoint import RunState
 from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, TRAIN_LOSS
-from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import Samples, StepClock
+from gptattn.training.preflight import Ready
 
 LINE_SECONDS = 4.0  # between plain lines
 RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in the last table
 
 
 class ConsoleProgress(L.Callback):
-    """Shows progress, losses and samples. Must come after `MetricRows`, which updates `state`."""
+    """Shows progress, losses and samples. Must come after `MetricRows`, which updates the state."""
 
-    def __init__(
-        self, console: Console, budget: Budget, clock: StepClock, state: RunState, samples: Samples
-    ) -> None:
-        self.console, self.budget, self.clock = console, budget, clock
-        self.state, self.samples = state, samples
+    def __init__(self, ready: Ready, console: Console, clock: StepClock, samples: Samples) -> None:
+        self.state, self.budget = ready.state, ready.budget
+        self.console, self.clock, self.samples = console, clock, samples
         self._bar: Progress | None = None
         self._last_line = 0.0
 

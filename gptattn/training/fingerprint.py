@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gptattn.build.model import build_model
+from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, ValidationSet, training_batch
 from gptattn.data.tokenizer import ByteTokenizer
@@ -72,7 +72,11 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
                     matrix *= GAIN if matrix.std() < SMALL else 1.0
             data = SyntheticTokens(cfg.data["even_windows"])
             module = LanguageModel(
-                model, cfg, lambda step: budget.schedule(steps[step - 1], 0.0), data.val_bytes
+                model,
+                cfg,
+                lambda step: budget.schedule(steps[step - 1], 0.0),
+                data.val_bytes,
+                build_matrix_rule(cfg),
             )
             losses: list[float] = []
             trainer = L.Trainer(

@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gptattn.build.model import build_matrix_rule
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
-from gptattn.optim.matrix_rule import CombinedAdamW, split_by_decay
+from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule, split_by_decay
 from gptattn.runs.metrics import ACCURACY, BITS, LOSS, TRAIN_LOSS
 from gptattn.settings.budget import learning_rate
 from gptattn.settings.config import TrainConfig
@@ -26,9 +25,9 @@ class LanguageModel(L.LightningModule):
     `schedule(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
     (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
     UTF-8 bytes of the scored validation tokens; None: the data is a task, some of whose targets are
-    IGNORED, and the accuracy on the others is logged. Raises NumericError if a loss or gradient is
-    not finite: on a CPU before the update; on a GPU when the next row is logged, since the host
-    does not wait for it.
+    IGNORED, and the accuracy on the others is logged. `matrices` updates the layers' matrices in
+    place of AdamW, if given. Raises NumericError if a loss or gradient is not finite: on a CPU
+    before the update; on a GPU when the next row is logged, since the host does not wait for it.
 
     Several processes each get their rows of every batch, and agree on gradients and losses: a step
     is that of one process with all rows, but for the order of sums and the masks of dropout, which
@@ -41,12 +40,12 @@ class LanguageModel(L.LightningModule):
         cfg: TrainConfig,
         schedule: Callable[[int], float],
         val_bytes: int | None,
+        matrices: MatrixRule | None,
     ) -> None:
         super().__init__()
         self.model, self.optim, self.schedule = model, cfg.optim, schedule
         self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
-        self.val_bytes, self.seed = val_bytes, cfg.seed
-        self.matrices = build_matrix_rule(cfg)
+        self.val_bytes, self.matrices, self.seed = val_bytes, matrices, cfg.seed
         self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
         # Of the newest step; means over its micro-batches and all processes.
         self.losses: dict[str, Tensor] = {}

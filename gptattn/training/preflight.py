@@ -20,6 +20,7 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError
 from gptattn.machine.device import resolve_device
 from gptattn.model.cost import Cost, measure_cost
+from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.runs.checkpoint import KEPT, RunState
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.resume import find_start
@@ -56,6 +57,7 @@ class Ready:
     source: Path | None  # the checkpoint that it resumes from
     state: RunState  # what it has done so far, which its callbacks update
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
+    matrices: MatrixRule | None  # of `optim.matrices`
     callbacks: "list[Callback]"  # those of `trainer.callbacks`
     provenance: Provenance
 
@@ -106,7 +108,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
         raise ConfigError(
             "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
         )
-    build_matrix_rule(cfg)
+    matrices = build_matrix_rule(cfg)
     for name, spec in cfg.logger.items():
         if spec:  # TensorBoard has none of its own where its settings are empty
             target = find_target(f"logger.{name}", spec, cfg.allow_targets)
@@ -180,17 +182,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
     )
+    saved = source, state, origin
     return Ready(
-        cfg,
-        device,
-        data,
-        cost,
-        budget,
-        stored,
-        size,
-        source,
-        state,
-        origin,
-        callbacks,
-        provenance,
+        cfg, device, data, cost, budget, stored, size, *saved, matrices, callbacks, provenance
     )

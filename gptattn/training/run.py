@@ -23,7 +23,6 @@ from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
-    matmul_flops_per_second,
     missing_compiler,
     reset_peak_memory,
     set_threads,
@@ -44,7 +43,7 @@ from gptattn.settings.identity import (
     resume_provenance,
 )
 from gptattn.training.contract import check_layers
-from gptattn.training.preflight import DTYPES, Ready, preflight
+from gptattn.training.preflight import Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.init_from import begin_from
 
@@ -338,12 +337,16 @@ def _fit(
     from gptattn.training.module import LanguageModel
 
     cfg, data, budget = ready.cfg, ready.data, ready.budget
-    clock = StepClock(ready.state, ready.device, compiled)
-    end = BudgetEnd(ready.state, budget, clock, cfg.validation.count, cfg.budget)
+    clock = StepClock(ready, compiled)
+    end = BudgetEnd(ready, clock)
     callbacks = _list_callbacks(ready, held, console, clock, end, loggers)
     trainer = _make_trainer(ready, held, callbacks, loggers)
     module = LanguageModel(
-        model, cfg, lambda step: budget.schedule(step, end.seconds), data.val_bytes
+        model,
+        cfg,
+        lambda step: budget.schedule(step, end.seconds),
+        data.val_bytes,
+        ready.matrices,
     )
     batches = RunDataModule(data, cfg, clock.add, pinned=ready.device.type == "cuda")
     reset_peak_memory(ready.device)
@@ -371,25 +374,16 @@ def _list_callbacks(
     from gptattn.training.console_output import ConsoleProgress
     from gptattn.training.record import Board, MetricsFile
 
-    cfg, data, state = ready.cfg, ready.data, ready.state
-    rate = None
-    if not cfg.sweep.beside_others:
-        of_one = matmul_flops_per_second(ready.device, DTYPES[cfg.trainer.precision])
-        rate = cfg.trainer.processes * of_one
     record = next((one for one in loggers if isinstance(one, MetricsFile)), None)
     board = next((one for one in loggers if isinstance(one, Board)), None)
-    rows = MetricRows(state, clock, cfg, ready.budget, ready.cost.flops_per_token, rate)
-    callbacks: list[L.Callback] = [clock, *ready.callbacks, rows]
+    callbacks: list[L.Callback] = [clock, *ready.callbacks, MetricRows(ready, clock)]
     if record is not None and board is not None:
-        samples = Samples(record, board, data, cfg.sample, cfg.seed)
-        callbacks += [
-            samples,
-            ConsoleProgress(console, ready.budget, clock, state, samples),
-            AttentionLog(board, data, cfg.model.context_length, cfg.log_heads),
-        ]
-    callbacks += [end, Checkpoints(state, held, cfg.checkpoint, clock, record)]
-    if cfg.hang_seconds is not None:
-        callbacks.append(Hang(cfg.hang_seconds))
+        samples = Samples(ready, record, board)
+        progress = ConsoleProgress(ready, console, clock, samples)
+        callbacks += [samples, progress, AttentionLog(ready, board)]
+    callbacks += [end, Checkpoints(ready, held, clock, record)]
+    if ready.cfg.hang_seconds is not None:
+        callbacks.append(Hang(ready.cfg.hang_seconds))
     return callbacks
 
 

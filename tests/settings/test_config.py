@@ -14,7 +14,7 @@ from docs_commands import OF_SHAKESPEARE
 from support import TEXT, bpe
 
 from gptattn.build.data import build_data
-from gptattn.build.model import build_model
+from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.errors import ConfigError
 from gptattn.machine.device import resolve_device
 from gptattn.settings.compose import CONF, settings
@@ -67,7 +67,9 @@ def test_every_file_of_a_group_composes_and_builds(names, needs, tmp_path):
     vocab_size = build_data(cfg).tokenizer.vocab_size
     with torch.device("meta"):
         model = build_model(cfg, vocab_size)
-    module = LanguageModel(model, cfg, lambda step: 0.0, val_bytes=1)
+    module = LanguageModel(
+        model, cfg, lambda step: 0.0, val_bytes=1, matrices=build_matrix_rule(cfg)
+    )
     assert module.configure_optimizers().param_groups
     if cfg.trainer.accelerator != "gpu" or torch.cuda.is_available():
         assert resolve_device(cfg.trainer.accelerator).type in ("cpu", "cuda")
