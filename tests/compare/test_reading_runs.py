@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from reporting import LOSSES
 from runfolders import write_run, write_sweep
+from support import refuses
 
 from gptattn.compare import load_runs
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import describe_open_sweeps
-from gptattn.errors import DataError
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
@@ -76,12 +76,12 @@ def test_runs_without_a_result_are_named_and_skipped(tmp_path, bad):
 
 
 def test_folders_without_a_finished_run_are_an_error(tmp_path):
-    with pytest.raises(DataError, match="no finished run"):
+    with refuses("run folder: no finished run", 3):
         read_runs([tmp_path])
-    with pytest.raises(DataError, match="is not a folder"):
+    with refuses("run folder: not a folder", 3):
         read_runs([tmp_path / "none"])
     (write_run(tmp_path / "a", "mha", 1, 2.0) / "summary.json").unlink()
-    with pytest.raises(DataError, match=r"1 skipped, such as .*not finished"):
+    with refuses("run folder: 1 skipped", 3):
         read_runs([tmp_path])
 
 

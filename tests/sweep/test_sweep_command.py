@@ -11,12 +11,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import command, config, run_folders, series, summary, tiny, train
+from support import (
+    command,
+    config,
+    is_complaint,
+    refuses,
+    run_folders,
+    series,
+    summary,
+    tiny,
+    train,
+)
 from sweeping import Launcher
 from sweeping import sweep as sweep_here
 from torture import fingerprint
 
-from gptattn.errors import ConfigError
 from gptattn.machine.lock import hold_lock, is_locked
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK
@@ -81,36 +90,34 @@ def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(both, tmp_pat
 @pytest.mark.parametrize(
     ("overrides", "sweeper", "said"),
     [
-        (["seed=range(3,1)"], {}, "seed: has no value; give one or more"),
-        (["trainer.devices=2"], {}, "trainer.devices: a sweep trains each run in one process"),
-        (["budget.accuracy=null,0.9"], {}, "budget.accuracy: works only with a task"),
-        (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: is also in hydra."),
-        ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1 is one of"),
-        (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: cannot be combined"),
+        (["seed=range(3,1)"], {}, "seed: no value"),
+        (["trainer.devices=2"], {}, "trainer.devices: one process"),
+        (["budget.accuracy=null,0.9"], {}, "budget.accuracy: task"),
+        (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: hydra."),
+        ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1"),
+        (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: combined"),
         pytest.param(
             *(["recipe=llama3,mistral", "attn.window=null", "position.base=7"], {}),
-            "recipe: llama3 and mistral are the same model at this size; leave one of them out",
+            "recipe: llama3 and mistral",
             marks=pytest.mark.slow,
         ),
         (
             [],
             {"variants": ["attn=gqa attn.num_kv_heads=3"]},
-            "attn.num_kv_heads: num_kv_heads=3 must divide num_heads=4; one of [1, 2, 4]; "
-            "in hydra.sweeper.variants: attn=gqa attn.num_kv_heads=3",
+            "attn.num_kv_heads: in hydra.sweeper.variants: attn=gqa attn.num_kv_heads=3",
         ),
     ],
 )
 def test_a_mistake_names_its_field(overrides, sweeper, said, tmp_path):
-    with pytest.raises(ConfigError) as error:
+    with refuses(said):
         sweep_here(tmp_path, Launcher(lambda cfg: 2.0), *overrides, **sweeper)
-    assert str(error.value).startswith(said)
     assert not (tmp_path / "outputs").exists()
 
 
 def test_a_second_sweep_in_the_folder_is_refused(tmp_path, capfd):
     with hold_lock(tmp_path / HOME / SWEEP_LOCK, "test", "busy"):
         assert sweep(tmp_path, "attn=mha,gqa") == 6
-    assert capfd.readouterr().err.startswith("error: hydra.sweep.dir: another process is running")
+    assert is_complaint(capfd.readouterr().err, "hydra.sweep.dir: another process")
 
 
 # Faults

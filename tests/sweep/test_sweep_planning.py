@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import check_job, tiny
+from support import check_job, refuses, tiny
 
-from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Provenance
 from gptattn.sweep.jobs import split_overrides
@@ -36,18 +35,18 @@ def test_a_variants_overrides_part_at_spaces_before_a_name():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"lr": None}, r"tune\.lr: is null"),
-        ({"lr": []}, r"tune\.lr: is empty; give one rate or more"),
-        ({"lr": 0.1}, r"tune\.lr: "),
-        ({"lr": [0.1, 0]}, r"tune\.lr\[1\]: 0 is not a positive number"),
-        ({"lr": [math.nan]}, r"tune\.lr\[0\]: nan is not a positive number"),
-        ({"lr": ["fast"]}, r"tune\.lr\[0\]: .*'fast'"),
-        ({"seed": -1}, r"tune\.seed: -1 is out of range"),
-        ({"rates": [1]}, r"tune\.rates: is not a setting"),
+        ({"lr": None}, "lr: null"),
+        ({"lr": []}, "lr: empty"),
+        ({"lr": 0.1}, "lr: list"),
+        ({"lr": [0.1, 0]}, "lr[1]: positive"),
+        ({"lr": [math.nan]}, "lr[0]: positive"),
+        ({"lr": ["fast"]}, "lr[0]: 'fast'"),
+        ({"seed": -1}, "seed: 0 or more"),
+        ({"rates": [1]}, "rates: not a setting"),
     ],
 )
 def test_rates_that_cannot_be_are_refused_by_name(change, said):
-    with pytest.raises(ConfigError, match=said):
+    with refuses(f"hydra.sweeper.tune.{said}"):
         read_tune({"lr": [0.1, 0.2], "seed": 0, **change})
 
 
@@ -120,7 +119,7 @@ def test_runs_at_once_and_their_threads_share_the_cores(cfg, monkeypatch):
     assert share("auto", None, runs=1) == (1, None)
     assert share("auto", None, width=65_536) == (1, None)  # a large step has all cores
     for jobs, threads in ((9, None), (5, 2)):
-        with pytest.raises(ConfigError, match=r"sweep\.jobs: . runs at once.* at most"):
+        with refuses("sweep.jobs: at most"):
             share(jobs, threads)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     gpu = replace(cfg, trainer=replace(cfg.trainer, accelerator="gpu", threads=None))
@@ -141,9 +140,9 @@ def plans(cfg: TrainConfig, variants: Sequence[str], seeds: Sequence[int]) -> li
 
 @pytest.mark.parametrize(
     ("seeds", "keep_stale", "said"),
-    [(2, False, "0.1 needs 5 seeds"), (5, True, "cannot be combined with sweep.keep_stale")],
+    [(2, False, "5 seeds"), (5, True, "sweep.keep_stale")],
 )
 def test_what_cannot_go_on_until_it_is_decided_is_refused(seeds, keep_stale, said, cfg, tmp_path):
     asked = replace(cfg, sweep=replace(cfg.sweep, until=0.1, keep_stale=keep_stale))
-    with pytest.raises(ConfigError, match=f"^sweep.until: {said}"):
+    with refuses(f"sweep.until: {said}"):
         Until(tmp_path, plans(asked, ["mha", "gqa"], range(seeds)))

@@ -7,9 +7,8 @@ import re
 import pytest
 import torch
 from interrupted import begun, content, crash, fingerprint, once, steps_kept
-from support import command, tiny
+from support import command, is_complaint, refuses, tiny
 
-from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.training.module import LanguageModel
@@ -49,13 +48,11 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(finished, tmp_path, capfd)
     before = content(run)
     capfd.readouterr()
     assert command(tmp_path, "resume=run") == 4
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(
-        "error: checkpoint: none in run/checkpoints can be used (step=6.safetensors cannot be read"
-    )
-    assert "step=4.safetensors cannot be read" in line
+    err = capfd.readouterr().err
+    for step in (4, 6):
+        assert is_complaint(err, f"checkpoint: step={step}.safetensors cannot be read")
     assert content(run) == before
-    with pytest.raises(CheckpointError, match="none in"):
+    with refuses("*: none in", 4):
         load_run(run)
 
 
@@ -65,9 +62,9 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(finished, tmp_path, capfd)
 @pytest.mark.parametrize(
     ("method", "step", "ruined", "said"),
     [
-        ("on_validation_epoch_end", 4, "data", r"weight model\..* is not finite after step 4"),
-        ("training_step", 3, "data", r"train/loss: is (nan|inf) at step 4"),
-        ("on_before_optimizer_step", 3, "grad", r"train/grad_norm: is inf at step 4"),
+        ("on_validation_epoch_end", 4, "data", r"weight model\..* step 4"),
+        ("training_step", 3, "data", "train/loss: .* step 4"),
+        ("on_before_optimizer_step", 3, "grad", "train/grad_norm: .* step 4"),
     ],
 )
 def test_what_is_not_finite_ends_the_run_and_reaches_no_checkpoint(
@@ -90,8 +87,7 @@ def test_a_run_that_is_written_is_not_resumed_by_another(stopped, capfd):
         before = content(stopped / "run")
         assert command(stopped, "resume=run") == 6
         assert content(stopped / "run") == before
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: resume: another process is writing to run; ")
+    assert is_complaint(capfd.readouterr().err, "resume: another process")
 
 
 def test_a_second_start_in_a_folder_writes_nothing(tmp_path, capfd):
@@ -117,8 +113,7 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, lambda _: run.rename(tmp_path / "moved"))
     assert command(tmp_path, *begun(tmp_path)) == 7
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: run: was removed or moved during the run; ")
+    assert is_complaint(capfd.readouterr().err, "run: removed")
     assert not run.exists()
     assert command(tmp_path, "resume=moved") == 0
 
