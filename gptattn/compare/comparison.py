@@ -122,6 +122,7 @@ class Comparison:
         rows = [(section, row) for section in self.sections for row in section.rows]
         known = set[str]().union(*(row.metrics for _, row in rows))
         metrics = [metric for metric in REPORTED if metric in known or metric not in OF_DATA]
+        metrics += dict.fromkeys(m for _, row in rows for m in row.metrics if m not in REPORTED)
         columns = [
             *("section", "variant", "n"),
             *(f"{metric}{end}" for metric in metrics for end in ("", " low", " high")),
@@ -158,14 +159,19 @@ def compare(
     folders: Sequence[str] = (),
     baseline: str | None = None,
     by: Sequence[str] = (),
+    metrics: Sequence[str] = (),
     skipped: Sequence[str] = (),
 ) -> Comparison:
     """Compare the runs.
 
     `folders` and `skipped` are only recorded. `baseline` is a row or variant name, by default
-    `mha`. `by`: the settings to compare, where they are not the attention. Raises ConfigError for
-    an unknown one.
+    `mha`. `by`: the settings to compare, where they are not the attention. `metrics`: further ones
+    to report. Raises ConfigError for an unknown one.
     """
+    recorded = set[str]().union(*(run.metrics for run in runs))
+    for metric in metrics:
+        if metric not in recorded:
+            raise ConfigError("metrics", f"no run has {metric}; {suggest(metric, recorded)}")
     runs, replaced = without_replaced(runs)
     sets = comparable_sets(runs, by)
     grouped = [group_runs(found.runs) for found in sets]
@@ -190,7 +196,7 @@ def compare(
             )
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
-        sections.append(make_section(groups, row, found.parts, warnings))
+        sections.append(make_section(groups, row, found.parts, warnings, metrics))
     counted = {run.folder for section in sections for row in section.rows for run in row.runs}
     copies = [
         f"{folder}: a newer run has its settings and seed, and counts"
@@ -242,6 +248,7 @@ def make_section(
     baseline: str,
     parts: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
+    more_metrics: Sequence[str] = (),
 ) -> Section:
     """Return the section of these rows: all decisions about them; `parts` make its title.
 
@@ -249,7 +256,7 @@ def make_section(
     There the correction is over all pairs of variants, since the leader is picked after seeing the
     losses; its pair with the baseline is not tested again.
     """
-    metrics, apart = estimate_rows(groups, baseline)
+    metrics, apart = estimate_rows(groups, baseline, more_metrics)
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -294,14 +301,15 @@ def make_section(
 
 
 def estimate_rows(
-    groups: Groups, baseline: str
+    groups: Groups, baseline: str, more_metrics: Sequence[str] = ()
 ) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
-    """Return the metrics of each row, and warnings.
+    """Return the metrics of each row, those of REPORTED and further ones, and warnings.
 
     Speed and memory are left out of rows whose speed was measured with other threads than the
     baseline's. (Runs beside others record no speed.)
     """
-    metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
+    asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
+    metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
     threads = {
         name: {run.environment.get("threads", "?") for run in runs if SPEED in run.metrics}
         for name, runs in groups.items()
@@ -320,10 +328,10 @@ def estimate_rows(
     return metrics, [warning] * bool(apart)
 
 
-def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
-    """Return the mean and interval of each of REPORTED that one of the runs has."""
+def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str, Estimate]:
+    """Return the mean and interval of each of the metrics that one of the runs has."""
     found = {}
-    for metric in REPORTED:
+    for metric in metrics:
         (values,) = pair_by_seed([members], metric).values
         if len(values):
             # Over all seeds, with `sweep.until` too: only differences decided how many there are.

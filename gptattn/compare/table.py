@@ -124,15 +124,16 @@ def report_rows(section: Section) -> list[list[str]]:
 
 def _metric_cells(metrics: Mapping[str, Mapping[str, Estimate]], groups: Groups) -> list[list[str]]:
     """Return each row's means, headings first; metrics of other kinds of data have no column."""
-    known = set[str]().union(*metrics.values())
+    known = dict.fromkeys(metric for row in metrics.values() for metric in row)
     columns = {
         heading: (metric, form)
         for heading, (metric, form) in COLUMNS.items()
         if metric in known or metric not in OF_DATA
     }
+    columns |= {metric: (metric, "{:.4g}".format) for metric in known if metric not in REPORTED}
     cells = [list(columns)]
     for name, row in metrics.items():
-        absent = dict.fromkeys(REPORTED, MISSING)
+        absent = dict.fromkeys([*REPORTED, *known], MISSING)
         if all(run.uncached for run in groups[name]):
             absent[CACHE] = "no cache"
         means = [
@@ -246,16 +247,19 @@ class Report(Comparison):
 
 
 def load_comparison(
-    *folders: str | Path, baseline: str | None = None, by: Sequence[str] = ()
+    *folders: str | Path,
+    baseline: str | None = None,
+    by: Sequence[str] = (),
+    metrics: Sequence[str] = (),
 ) -> Report:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
     `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
-    finished run, ConfigError for an unknown baseline or setting.
+    finished run, ConfigError for an unknown baseline, setting or metric.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]
     runs, skipped = read_runs(paths)
-    found = compare(runs, folders=paths, baseline=baseline, by=by, skipped=skipped)
+    found = compare(runs, folders=paths, baseline=baseline, by=by, metrics=metrics, skipped=skipped)
     return Report(**vars(found))
 
 

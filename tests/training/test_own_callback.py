@@ -9,6 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gptattn import load_curves
 from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.table import load_comparison
+from gptattn.errors import ConfigError
 from gptattn.runs.folder import RunFolder
 
 # The micro-batch's number, an infinity, and in a validation the number of its last batch.
@@ -55,6 +57,11 @@ def test_a_metric_is_one_line_in_a_callback(tmp_path):
     own = curves[curves["metric"] == "train/number"]
     assert [*zip(own["step"], own["value"], strict=True)] == expected
     assert summary(run)["metrics"]["train/number"] == 11.0
+    report = load_comparison(run, metrics=["train/number"])
+    assert "train/number" in str(report)
+    assert report.table()["train/number"].tolist() == [11.0]
+    with pytest.raises(ConfigError, match=r"^metrics: .*train/number"):
+        load_comparison(run, metrics=["train/numbre"])
     assert config(run)["code_folders"] == [str(tmp_path)]
 
 

@@ -34,6 +34,9 @@ class Arguments:
     by: tuple[str, ...] = option(
         "the settings to compare, with all others held; default: the attention", ()
     )
+    metrics: tuple[str, ...] = option(
+        "further metrics for the table, by their names in metrics.jsonl", ()
+    )
     out: Path | None = option("where the files go; default: comparison in the first folder")
     files: bool = option("false: print only", True)
     markdown: bool = option("true: only print the table, as Markdown", False)
@@ -78,6 +81,7 @@ def run(arguments: Sequence[str]) -> None:
         folders=[one_line(str(folder)) for folder in args.folder],
         baseline=args.baseline,
         by=args.by,
+        metrics=args.metrics,
         skipped=skipped,
     )
     for line in comparison.skipped:
