@@ -21,7 +21,6 @@ from gptattn.build.model import build_model
 from gptattn.cli.commands import generate
 from gptattn.errors import UserError
 from gptattn.machine.console import make_printable
-from gptattn.runs.load import SavedRun
 from gptattn.settings.compose import settings
 from gptattn.training.run import train
 
@@ -69,7 +68,7 @@ def test_importing_the_package_comparing_and_checking_import_nothing_heavy(tmp_p
     assert done.stdout.splitlines() == ["set()"] * 3
 
 
-def test_curves_are_what_the_run_recorded_and_join_its_validations(tmp_path):
+def test_curves_are_what_the_run_recorded(tmp_path):
     write_sweep(tmp_path, {"mha": [2.0]})
     curves = gptattn.load_curves(str(tmp_path))
     assert {*curves["run"]} == {str(tmp_path / "mha_s1")}
@@ -78,10 +77,8 @@ def test_curves_are_what_the_run_recorded_and_join_its_validations(tmp_path):
     # Losses at the validations of `curve_rows`: the last one's and the share of steps to come.
     assert [*val["step"]] == [20, 40, 60, 80, 100]
     assert [*val["value"]] == pytest.approx([2.8, 2.6, 2.4, 2.2, 2.0])
-    wide = SavedRun(tmp_path / "mha_s1", *[None] * 4).curves.set_index("step")
-    assert wide["val/loss"][[20, 30, 40]].tolist() == pytest.approx([2.8, 2.7, 2.6])
-    assert np.isnan(wide["val/loss"][10])
-    assert wide["train/loss"][50] == pytest.approx(2 + 2 * math.exp(-50 / 20))
+    train = curves[curves["metric"] == "train/loss"].set_index("step")["value"]
+    assert train[50] == pytest.approx(2 + 2 * math.exp(-50 / 20))
 
 
 def test_a_run_generates_what_the_command_does(runs, capsys):

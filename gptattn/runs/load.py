@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,15 +24,11 @@ from gptattn.model.cost import count_cache
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.rows import read_metrics
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.compose import read_record
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
 from gptattn.settings.own_code import use_recorded
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -54,21 +50,6 @@ class SavedRun:
         """
         ids, sampling = encode_prompt(self.tokenizer, prompt), Sampling(temperature)
         return generate_text(self.model, self.tokenizer, ids, tokens, sampling, seed)
-
-    @property
-    def curves(self) -> "DataFrame":
-        """What the run recorded, by step: a pandas DataFrame with `step` and a column per metric.
-
-        Between two measurements of a metric are points on the line that joins them, so that
-        `run.curves.plot(x="step", y="val/loss")` draws it. `gptattn.load_curves` has the
-        measurements alone. Raises ValueError if metrics.jsonl cannot be read whole.
-        """
-        metrics, damage = read_metrics(RunFolder(self.folder))
-        if damage:
-            raise ValueError(f"{self.folder}: {damage}")
-        table = metrics.pivot(index="step", columns="metric", values="value")
-        joined = table.interpolate(method="index", limit_area="inside")
-        return joined.reset_index().rename_axis(columns=None)
 
 
 def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
