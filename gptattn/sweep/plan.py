@@ -1,6 +1,5 @@
 """The planned runs of a sweep, and which of them the run folders show as done."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from gptattn.settings.identity import (
     differences,
     flat,
     places,
-    result_settings,
     settings_key,
 )
 from gptattn.settings.messages import name_typed
@@ -102,17 +100,6 @@ def plan_jobs(
         # first of equal runs stays.
         first = {settings_key(asdict(cfg)): job for job, cfg in reversed(found)}
         found = [(job, cfg) for job, cfg in found if first[settings_key(asdict(cfg))] is job]
-
-    recipes: dict[str, str] = {}  # model -> the first recipe that makes it
-    for job, cfg in found:
-        for recipe in (o.removeprefix("recipe=") for o in job.overrides if o.startswith("recipe=")):
-            layers = [cfg.layer(i)[1:] for i in range(cfg.model.num_layers)]
-            others = asdict(replace(cfg, pattern=None, layers={}, part={}))
-            key = json.dumps([layers, result_settings(flat(others)), cfg.seed], sort_keys=True)
-            other = recipes.setdefault(key, recipe)
-            if other != recipe:
-                same = f"{other} and {recipe} are the same model at this size"
-                raise ConfigError("recipe", f"{same}; leave one of them out")
 
     shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     # Keep only this of each check: the data and weights of many runs would fill the memory.
