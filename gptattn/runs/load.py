@@ -5,7 +5,6 @@ A converted model's folder, with model.safetensors instead of checkpoints, is wr
 
 import sys
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,15 +64,13 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     run, cfg = RunFolder(folder), load_config(folder, allow_targets)
     try:
         tokenizer = build_tokenizer(use_kept_tokenizer(cfg, run))
-        with torch.device("meta"):
-            outlined = build_model(cfg, tokenizer.vocab_size)
+        model = build_model(cfg, tokenizer.vocab_size)
         if run.weights_file.is_file():
             source, weights = run.weights_file, read_tensors(run.weights_file)
-            check_fit(outlined, weights, source)
+            check_fit(model, weights, source)
         else:
-            source, content = newest_checkpoint(run, outlined)
+            source, content = newest_checkpoint(run, model)
             weights = weights_of(content)
-        model = build_model(cfg, tokenizer.vocab_size)
     except ConfigError as error:
         raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
     for name, _ in model.named_parameters():  # a buffer may be a mask of -inf
@@ -90,10 +87,11 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
 
-def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str, Any]]:
+def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, Any]]:
     """Return the run's newest good checkpoint and its content; a warning names newer bad ones.
 
-    `outlined`: its model on the meta device. Raises CheckpointError if it has no good one.
+    `model`: the run's, of which only names and shapes count. Raises CheckpointError if it has no
+    good one.
     """
     known = folder.known_checkpoints()
     if not known:
@@ -105,7 +103,7 @@ def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str,
     for path in known:
         try:
             content = read_checkpoint(path)
-            check_fit(outlined, weights_of(content), path)
+            check_fit(model, weights_of(content), path)
         except CheckpointError as error:
             reason = error.message.removeprefix(str(path)).lstrip(": ").partition(";")[0]
             bad.append(f"{path.name} {reason}")
@@ -118,18 +116,13 @@ def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str,
     )
 
 
-def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
-    """Raise CheckpointError if the weights in the file `source` are not those of the model.
-
-    `outlined`: the model on the meta device.
-    """
-    try:
-        deepcopy(outlined).load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()[:300]
-        raise CheckpointError(
-            "checkpoint", f"{source} belongs to another model: {reason}"
-        ) from None
+def check_fit(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
+    """Raise CheckpointError if the weights in the file `source` are not those of the model."""
+    own, given = ({k: [*t.shape] for k, t in one.items()} for one in (model.state_dict(), weights))
+    for name in own | given:
+        if own.get(name) != given.get(name):
+            shapes = f"{name} is {given.get(name)}, not {own.get(name)}"
+            raise CheckpointError("checkpoint", f"{source} belongs to another model: {shapes}")
 
 
 def use_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:

@@ -51,7 +51,6 @@ def test_a_run_folder_allows_itself_no_package(run, tmp_path):
     ("weight", "code"),
     [
         (torch.zeros(3, 5), 4),
-        (torch.zeros(256, 16, dtype=torch.int64), 4),
         (torch.full((256, 16), torch.nan), 5),
         (None, 4),
     ],
