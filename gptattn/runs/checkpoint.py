@@ -1,11 +1,12 @@
-"""A checkpoint: one safetensors file, written whole or not at all.
+"""A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
 It holds the weights, what Lightning restores by itself (the optimizer, its loops, and the state of
 the user's own callbacks), and a `RunState`. Its tensors are the weights, under the model's own
 names, and all others, under their path in Lightning's checkpoint, `optimizer_states/0/state/...`.
-The file's header has everything else as JSON, under the key `gptattn`.
+The file's header has everything else as JSON, under the key `gptattn`, and a SHA-256 of it all.
 """
 
+import hashlib
 import json
 from array import array
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from gptattn.runs.folder import RunFolder, step_of
 from gptattn.runs.tensor_file import explain_read_errors, read_tensors, write_tensors
 
 KEPT = 2  # checkpoints: the newest, and one to fall back on
-HEADER_KEY = "gptattn"  # in the file's header
+HEADER_KEY, SUM_KEY = "gptattn", "sha256"  # in the file's header
 TENSOR, PAIRS = "__tensor__", "__pairs__"  # keys in the JSON: a tensor, a dict with other keys
 MODEL = "model."  # Lightning's prefix of the names of weights
 STATE = "run"  # of the `RunState`, in Lightning's checkpoint
@@ -65,7 +66,8 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     tensors = weights_of(content)
     rest = {key: value for key, value in content.items() if key != "state_dict"}
     text = json.dumps(_take_tensors(rest, "", tensors), separators=(",", ":"))
-    write_tensors(path, tensors, {HEADER_KEY: text})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_tensors(path, tensors, {HEADER_KEY: text, SUM_KEY: _hash_content(text, tensors)})
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -79,6 +81,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if HEADER_KEY not in header:
             raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
         tensors = read_tensors(path)
+        if header.get(SUM_KEY) != _hash_content(header[HEADER_KEY], tensors):
+            raise ValueError("it is damaged: its SHA-256 does not match")
         rest = _put_tensors(json.loads(header[HEADER_KEY]), tensors)
         return rest | {"state_dict": {f"{MODEL}{name}": t for name, t in tensors.items()}}
 
@@ -86,6 +90,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 def weights_of(content: dict[str, Any]) -> dict[str, Tensor]:
     """Return the weights of a checkpoint's content under the model's own names."""
     return {name.removeprefix(MODEL): t for name, t in content["state_dict"].items()}
+
+
+def _hash_content(text: str, tensors: dict[str, Tensor]) -> str:
+    """Return a SHA-256 of the text and of the tensors, which lie on the CPU, with their names."""
+    sha = hashlib.sha256(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
 def _take_tensors(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:

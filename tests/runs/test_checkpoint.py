@@ -77,7 +77,11 @@ def test_damage_is_one_line(tmp_path):
     write_checkpoint(path, CONTENT)
     whole = path.read_bytes()
     assert read_checkpoint(path)["global_step"] == 3
-    for damaged in (b"", whole[:100], whole[:-1]):  # nothing, in the header, at the end
+    cut = [b"", whole[:100], whole[:-1]]  # nothing, in the header, at the end
+    altered = [bytearray(whole), bytearray(whole)]
+    altered[0][-1] ^= 1  # a weight
+    altered[1][whole.index(b"global_step") + 14] ^= 1
+    for damaged in [*cut, *altered]:
         path.write_bytes(damaged)
         with refuses("*: a.safetensors", 4):
             read_checkpoint(path)
