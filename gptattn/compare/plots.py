@@ -36,8 +36,7 @@ from gptattn.compare.curves import (
     position_losses,
 )
 from gptattn.compare.statistics import Estimate, pair_by_seed, pareto_front
-from gptattn.compare.track import BASELINE, Track
-from gptattn.compare.track import Row as TrackRow
+from gptattn.compare.track import Track
 from gptattn.compare.verdicts import seed_words, signed
 from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
@@ -52,7 +51,6 @@ LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1,
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
 COARSE, FINE = (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4), (0.6, 0.8, 0.9, 1.1, 1.2, 1.6)  # ticks of ratios
-PATTERN = re.compile(r"pattern=\[([^\]]*)\]")
 FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
 LOSS_LABEL = "validation loss (nats)"
@@ -240,56 +238,6 @@ def draw_track(track: Track) -> Plot:
         return _render(axes, "track", "The attention track")
 
 
-def draw_hybrids(track: Track) -> Plot | None:
-    """Plot loss and cache by the share of full layers, in patterns of a mechanism and the baseline.
-
-    The mechanism alone, with or without positions, is at 0, and the baseline at 1. Return None if
-    no such pattern is among the rows.
-    """
-    if not (hybrids := find_hybrids(track)):
-        return None
-    base = next(iter(track.baseline.values()))  # of whatever budget: its cache is the same
-    with rc_context(STYLE):
-        figure = Figure(figsize=(SIZE[0], 1.5 * SIZE[1]), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        for i, (kind, points) in enumerate(hybrids.items()):
-            style = {"markersize": 5, **look(i, kind)}
-            shares = [share for share, _ in points]
-            rows = [row for _, row in points]
-            half = [(row.interval[1] - row.interval[0]) / 2 for row in rows]
-            means = [*(row.difference for row in rows), 0.0]
-            above.errorbar([*shares, 1.0], means, yerr=[*half, 0.0], elinewidth=1, **style)
-            held = [one.caches or [0] for one in (base, *(row.entry for row in rows))]
-            caches = [one[-1] / held[0][-1] for one in held[1:]]
-            below.plot([*shares, 1.0], [*caches, 1.0], **{**style, "label": None})
-        above.set(ylabel="bits per byte less the baseline's")
-        below.set(
-            xlabel="share of layers with full attention", ylabel="cache at 8,192 tokens (ratio)"
-        )
-        below.set_ylim(bottom=0)
-        return _render(above, "hybrids", "Layers with and without full attention")
-
-
-def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
-    """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
-    found: dict[str, list[tuple[float, TrackRow]]] = {}
-    if len({row.entry.steps for row in track.rows}) > 1:
-        return found  # lines would join rows of different budgets
-    for row in track.rows:
-        if (match := PATTERN.fullmatch(row.entry.name)) is not None and row.entry.caches:
-            layers = match[1].split(",")
-            kinds = {*layers} - {BASELINE}
-            if len(kinds) == 1 and BASELINE in layers:
-                depth = int(row.entry.regime["model.num_layers"])  # it may end within a round
-                full = sum(layers[i % len(layers)] == BASELINE for i in range(depth))
-                found.setdefault(kinds.pop(), []).append((full / depth, row))
-    for row in track.rows:
-        kind, _, rest = row.entry.name.partition(" ")
-        if kind in found and rest in ("", "position=none"):
-            found[kind].append((0.0, row))
-    return {kind: sorted(points, key=lambda one: one[0]) for kind, points in found.items()}
-
-
 def _shorten(name: str) -> str:
     """Return the name with `pattern=[a,a,a,b]` as `3 a, 1 b`, and settings by their last word."""
 
@@ -297,7 +245,9 @@ def _shorten(name: str) -> str:
         runs = [(kind, len([*group])) for kind, group in groupby(match[1].split(","))]
         return ", ".join(f"{length} {kind}" for kind, length in runs)
 
-    return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", PATTERN.sub(count, name))
+    return re.sub(
+        r"\b(attn|part|position)\.(\w+\.)*", "", re.sub(r"pattern=\[([^\]]*)\]", count, name)
+    )
 
 
 def _curve_plot(

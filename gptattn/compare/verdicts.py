@@ -12,9 +12,7 @@ from gptattn.compare.statistics import (
     Difference,
     stein_seeds,
 )
-from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
-from gptattn.runs.overrides import sweep_command
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
@@ -133,27 +131,6 @@ def difference_words(row: Row, baseline: Row) -> str:
         return f"{none}: if there is one, it is at most {nats(max(-low, high))} nats"
     seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
     return f"{none}: ±{d.asked:g} nats would need about {seeds:,} seeds"
-
-
-def seed_commands(section: Section) -> list[str]:
-    """Return a command for each "about N seeds would show it" for which one is known.
-
-    Its sweep finds the finished runs again, as long as their code is unchanged.
-    """
-    baseline, *others = section.rows
-    found = []
-    for row in others:
-        d, runs = row.difference, [*baseline.runs, *row.runs]
-        made = [run.provenance for run in runs if run.provenance and not run.provenance.budgets]
-        if d is None or d.shown or d.asked or d.seeds_needed is None or d.n >= d.seeds_needed:
-            continue
-        if len(made) < len(runs) or not all(one and is_unchanged(one.code) for one in made):
-            continue
-        common = sorted({run.seed for run in baseline.runs} & {run.seed for run in row.runs})
-        more = range(common[-1] + 1, common[-1] + 1 + d.seeds_needed - d.n)
-        command = sweep_command([baseline.runs[0].folder, row.runs[0].folder], [*common, *more])
-        found += [f"{d.seeds_needed} seeds of {row.name}: {command}"] if command else []
-    return found
 
 
 def size_words(d: Difference) -> str:

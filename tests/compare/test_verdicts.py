@@ -1,7 +1,6 @@
 """The report's sentences agree with its decisions and claim no more than the runs support."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from scipy.stats import binom
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.table import Table, report_rows, section_table
+from gptattn.compare.table import Table, report_rows
 from gptattn.compare.verdicts import (
     best_words,
     match_words,
@@ -27,7 +26,6 @@ from gptattn.compare.verdicts import (
 )
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, variant_key, write_two_stages
-from gptattn.settings.compose import settings
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
 COSTS = {
@@ -306,22 +304,3 @@ def test_only_the_first_stage_sets_the_deviation(tmp_path):
 def test_differences_not_shown_are_bounded_or_need_more_seeds(half_width, said, tmp_path):
     found = two_stages(tmp_path, [0.0, 0.01, -0.01, 0.009, 0.0, 0.0, 0.0, 0.0, 0.0], half_width)
     assert f": {said}" in section_words(found)[0]
-
-
-def test_the_seeds_that_would_show_a_difference_come_with_their_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for attn, losses in (("mha", [2.00, 2.03, 2.01]), ("gqa", [2.02, 2.02, 2.04])):
-        cfg = settings([f"attn={attn}"])
-        for seed, loss in enumerate(losses, start=1):
-            config = asdict(replace(cfg, seed=seed))
-            place = Path("outputs", "scratch", f"{attn}_s{seed}")
-            write_run(place, attn, seed, loss, config=config, identity={"code": {}})
-    found = only_section(Path("outputs"))
-    d = found.rows[1].difference
-    range_ = f"'seed=range(1,{d.seeds_needed + 1})'"
-    line = f"{d.seeds_needed} seeds of gqa: gptattn-train -m attn=mha,gqa {range_}"
-    assert [*section_table(found).commands] == [line]
-    for file in Path("outputs").rglob("identity.json"):
-        file.write_text(file.read_text().replace("{}", '{"gptattn.attention.core": "earlier"}'))
-    # A sweep of today's code would not find these runs.
-    assert [*section_table(only_section(Path("outputs"))).commands] == []
