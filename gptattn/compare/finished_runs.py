@@ -56,12 +56,9 @@ class Match(msgspec.Struct, frozen=True):
     """What `match` did to a run's model: it changed `field` from `before` to `after`."""
 
     what: str  # the matched cost: params, flops or kv_cache
-    to: str  # the variant whose cost is the target
     field: str  # the setting that was changed, as model.d_mlp
     before: float | None
     after: float | None
-    target: float  # in the unit of `what`, like `reached`
-    reached: float
 
 
 @dataclass(frozen=True)

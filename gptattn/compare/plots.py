@@ -245,9 +245,8 @@ def _shorten(name: str) -> str:
         runs = [(kind, len([*group])) for kind, group in groupby(match[1].split(","))]
         return ", ".join(f"{length} {kind}" for kind, length in runs)
 
-    return re.sub(
-        r"\b(attn|part|position)\.(\w+\.)*", "", re.sub(r"pattern=\[([^\]]*)\]", count, name)
-    )
+    name = re.sub(r"pattern=\[([^\]]*)\]", count, name)
+    return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", name)
 
 
 def _curve_plot(
