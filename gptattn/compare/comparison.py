@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from pandas import DataFrame
 
 from gptattn.compare import statistics
@@ -19,7 +18,6 @@ from gptattn.compare.rows import RATE, Groups, comparable_sets, group_runs, rate
 from gptattn.compare.statistics import (
     Difference,
     Estimate,
-    Interval,
     compare_family,
     pair_by_seed,
 )
@@ -53,7 +51,6 @@ class Row:
     runs: list[Run]
     metrics: dict[str, Estimate]  # those of at least one of its runs
     difference: Difference | None  # to the baseline; None for itself or without a common seed
-    speed: tuple[float, Interval] | None  # tokens/s over the baseline's, paired by seed
     fronts: list[str]  # keys of COSTS: the Pareto fronts it is on
 
     @property
@@ -256,7 +253,7 @@ def make_section(
     There the correction is over all pairs of variants, since the leader is picked after seeing the
     losses; its pair with the baseline is not tested again.
     """
-    metrics, apart = estimate_rows(groups, baseline, more_metrics)
+    metrics, apart = estimate_rows(groups, more_metrics)
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -267,9 +264,6 @@ def make_section(
             groups[name],
             metrics[name],
             differences.get(name),
-            _speed(groups[name], groups[baseline], len(others))
-            if SPEED in metrics[name] and name != baseline
-            else None,
             [cost for cost, front in fronts.items() if name in front],
         )
         for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
@@ -301,31 +295,26 @@ def make_section(
 
 
 def estimate_rows(
-    groups: Groups, baseline: str, more_metrics: Sequence[str] = ()
+    groups: Groups, more_metrics: Sequence[str] = ()
 ) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
     """Return the metrics of each row, those of REPORTED and further ones, and warnings.
 
-    Speed and memory are left out of rows whose speed was measured with other threads than the
-    baseline's. (Runs beside others record no speed.)
+    Speed and memory are left out if they were measured with different threads. (Runs beside others
+    record no speed.)
     """
     asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
     metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
-    threads = {
-        name: {run.environment.get("threads", "?") for run in runs if SPEED in run.metrics}
-        for name, runs in groups.items()
+    measured = [run for runs in groups.values() for run in runs if SPEED in run.metrics]
+    threads = {run.environment.get("threads", "?") for run in measured}
+    if len(threads) < 2:
+        return metrics, []
+    metrics = {
+        name: {k: v for k, v in own.items() if k not in MEASURED} for name, own in metrics.items()
     }
-    apart = [name for name, own in threads.items() if own and len(own | threads[baseline]) > 1]
-    for name in apart:
-        metrics[name] = {k: v for k, v in metrics[name].items() if k not in MEASURED}
-    had = "; ".join(
-        f"{name}: {' and '.join(sorted(threads[name]))}"
-        for name in dict.fromkeys([baseline, *apart])
-    )
-    warning = (
-        f"tokens/s, step ms and peak MB of {', '.join(apart)} are left out: the runs had different "
-        f"threads ({had}); to compare them, run -m with sweep.jobs=1 sweep.fresh=true"
-    )
-    return metrics, [warning] * bool(apart)
+    return metrics, [
+        f"tokens/s, step ms and peak MB are left out: the runs had {' or '.join(sorted(threads))} "
+        "threads; to compare them, run -m with sweep.jobs=1 sweep.fresh=true"
+    ]
 
 
 def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str, Estimate]:
@@ -337,22 +326,6 @@ def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str
             # Over all seeds, with `sweep.until` too: only differences decided how many there are.
             found[metric] = statistics.estimate(values)
     return found
-
-
-def _speed(
-    members: Sequence[Run], base: Sequence[Run], comparisons: int
-) -> tuple[float, Interval] | None:
-    """Return the geometric mean of the paired tokens/s ratios and the t interval of their logs.
-
-    Return None with fewer than two common seeds or a speed of 0.
-    """
-    ours, theirs = pair_by_seed([members, base], SPEED).values
-    if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
-        return None
-    ratios = np.log(ours / theirs)
-    interval = statistics.t_interval(ratios, comparisons)
-    assert interval is not None
-    return float(np.exp(ratios.mean())), (float(np.exp(interval[0])), float(np.exp(interval[1])))
 
 
 def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:

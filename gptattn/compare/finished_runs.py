@@ -56,12 +56,9 @@ class Match(msgspec.Struct, frozen=True):
     """What `match` did to a run's model: it changed `field` from `before` to `after`."""
 
     what: str  # the matched cost: params, flops or kv_cache
-    to: str  # the variant whose cost is the target
     field: str  # the setting that was changed, as model.d_mlp
     before: float | None
     after: float | None
-    target: float  # in the unit of `what`, like `reached`
-    reached: float
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,6 @@ class Run:
     def code(self) -> str:
         """Eight characters that identify the run's code, or `unknown`."""
         return self.provenance.digest if self.provenance else "unknown"
-
-    @property
-    def weights(self) -> str | None:
-        """The sha256 of the weights it started from; None without any, or if not recorded."""
-        return self.provenance.weights if self.provenance else None
 
     @property
     def mlp_width(self) -> str:
@@ -153,7 +145,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
         raise DataError(
             "run folder", f"no finished run found{some}; train one first: {command('train')}"
         )
-    return _name_origins(runs), skipped
+    return runs, skipped
 
 
 def find_experiment(runs: Sequence[Run]) -> str | None:
@@ -250,6 +242,8 @@ def _read(path: Path) -> Run:
     origin = "" if origin == "None" else origin
     if origin:
         settings["init_from"] = seedless(origin)
+        if seedless(origin) == origin and made is not None and made.weights:
+            settings["init_from"] += f" {made.weights[:8]}"  # its path may hold others tomorrow
     if "task" not in data:  # a task's settings say everything
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
@@ -286,28 +280,6 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics that have a finite value below LARGEST in size."""
     # NaN < LARGEST is false, so this drops NaN, too.
     return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
-
-
-def _name_origins(runs: Sequence[Run]) -> list[Run]:
-    """Give equal starting weights one `init_from` name, and different weights different names.
-
-    The name is the first path that the weights were found under; a hash follows if that path held
-    several contents. Paths of seeded runs stay: `seedless` has named them, one name for all seeds.
-    """
-    paths: dict[str | None, str] = {}
-    contents: dict[str, set[str | None]] = {}
-    started = [run for run in runs if run.origin and not SEED_AND_ID.search(run.origin)]
-    for run in started:
-        path = run.settings["init_from"]
-        paths.setdefault(run.weights, path)
-        contents.setdefault(path, set()).add(run.weights)
-    named = {run.folder: run for run in runs}
-    for run in started:
-        name = paths[run.weights] if run.weights else run.settings["init_from"]
-        if len(contents[name]) > 1:
-            name += f" {(run.weights or 'unknown')[:8]}"
-        named[run.folder] = replace(run, settings=run.settings | {"init_from": name})
-    return list(named.values())
 
 
 def seedless(path: str) -> str:

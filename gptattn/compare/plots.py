@@ -36,8 +36,7 @@ from gptattn.compare.curves import (
     position_losses,
 )
 from gptattn.compare.statistics import Estimate, pair_by_seed, pareto_front
-from gptattn.compare.track import BASELINE, Track
-from gptattn.compare.track import Row as TrackRow
+from gptattn.compare.track import Track
 from gptattn.compare.verdicts import seed_words, signed
 from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
@@ -52,7 +51,6 @@ LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1,
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
 COARSE, FINE = (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4), (0.6, 0.8, 0.9, 1.1, 1.2, 1.6)  # ticks of ratios
-PATTERN = re.compile(r"pattern=\[([^\]]*)\]")
 FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
 LOSS_LABEL = "validation loss (nats)"
@@ -120,15 +118,14 @@ def draw_plots(
         # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         across = [
-            _size_plot(members, cost, prefix)
+            _cost_plot(members, cost, f"{prefix}{name}")
             for prefix, members in _numbered(sized)
-            for cost in ("params", "cache")
-            if any(COSTS[cost] in row.metrics for each in members for row in each.rows)
+            for cost, name in (("params", "loss_sizes"), ("cache", "loss_sizes_cache"))
         ]
         own = [
             _section_plots(each, curves, prefix) for prefix, each in _numbered(comparison.sections)
         ]
-        return across, own
+        return [plot for plot in across if plot is not None], own
 
 
 def _numbered(items: Sequence[T]) -> list[tuple[str, T]]:
@@ -147,10 +144,8 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
         bands = average_rows(section, curves, kind, axis)
         if any(len(band.x) > 1 for band in bands.values()):
             plots.append(_curve_plot(bands, looks, kind, axis, f"{prefix}loss_{axis}"))
-    for cost, metric in COSTS.items():
-        rows = [row for row in section.rows if metric in row.metrics]
-        if len(rows) > 1:
-            plots.append(_cost_plot(rows, looks, cost, f"{prefix}pareto_{cost}"))
+    of_costs = [_cost_plot([section], cost, f"{prefix}pareto_{cost}") for cost in COSTS]
+    plots += [plot for plot in of_costs if plot is not None]
     losses = position_losses(section)
     longest = max((one.length for one in losses), default=0)
     # A longer length has fewer windows, and so a mean over other tokens: each gets its own plot.
@@ -167,10 +162,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
     base, *others = section.rows
     rows = [(row, row.difference) for row in others if row.difference is not None]
     labels = [_label(row.name) for row, _ in rows]
-    size = SIZE[0] + 0.05 * max(map(len, labels)), 0.8 + 0.4 * len(rows)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.add_subplot()
-    axes.axvline(0, color=INK, linewidth=1)
+    axes = _forest_axes(labels, 0, SIZE[0] + 0.05 * max(map(len, labels)), 0.4)
     low, high = 0.0, 0.0
     for y, (row, d) in enumerate(rows):
         colour = (BETTER if d.mean < 0 else WORSE) if d.shown else INK
@@ -187,15 +179,12 @@ def _forest_plot(section: Section, name: str) -> Plot:
         )
     room = 0.06 * (high - low) or 1.0
     axes.set_xlim(low - room, high + room)
-    axes.set_ylim(len(rows) - 0.5, -0.5)  # the first row at the top
-    axes.set_yticks(range(len(rows)), labels)
     counts = [f"{signed(d.mean)}{'*' * d.shown}  n = {d.n}" for _, d in rows]
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(rows)), counts)
     for side, spine in ((axes, "left"), (right, "right")):
         side.tick_params(axis="y", length=0)
         side.spines[spine].set_visible(False)
-    axes.grid(axis="y", visible=False)
     axes.set(xlabel=f"validation loss minus {_label(section.baseline)}'s (nats, left is better)")
     compared = max(d.comparisons for _, d in rows)
     corrected = f", corrected for {compared} comparisons" * (compared > 1)
@@ -208,14 +197,23 @@ def _forest_plot(section: Section, name: str) -> Plot:
     return _render(axes, name, f"Difference to {section.baseline}", caption)
 
 
+def _forest_axes(labels: Sequence[str], origin: float, width: float, row_height: float) -> Any:
+    """Return axes with a row for each label, the first at the top, and a line at the origin."""
+    axes = new_axes((width, 0.8 + row_height * len(labels)))
+    axes.axvline(origin, color=INK, linewidth=1)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    return axes
+
+
 def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     budgets = [one.flops for one in track.baseline.values()]
     with rc_context(STYLE):
         labels = [_shorten(track.label(row.entry)) for row in track.rows]
-        figure = Figure(figsize=(SIZE[0] + 1.4, 0.9 + 0.22 * len(labels)), layout="constrained")
-        axes = figure.add_subplot()
-        axes.axvline(1, color=INK, linewidth=1)
+        axes = _forest_axes(labels, 1, SIZE[0] + 1.4, 0.22)
         axes.set_xscale("log", base=2)
         for y, row in enumerate(track.rows):
             kind = row.verdict.partition(",")[0]
@@ -226,68 +224,14 @@ def draw_track(track: Track) -> Plot:
             inside = least < row.effective.value < most
             style = {"marker": "D" if inside else "<>"[row.effective.value > 1], "markersize": 4}
             axes.plot(np.clip(row.effective.value, least, most), y, color=colour, **style)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.set_ylim(len(labels) - 0.4, -0.6)
         low, high = min(axes.get_xlim()[0], 0.88), max(axes.get_xlim()[1], 1.14)
         axes.set_xlim(low, high)  # ticks on both sides of 1
         ticks = COARSE if high > 5 * low else sorted({*COARSE, *FINE})
         axes.set_xticks([x for x in ticks if low <= x <= high])
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.grid(axis="y", visible=False)
-        axes.tick_params(axis="y", length=0)
         axes.set(xlabel="effective compute (right is better)")
         return _render(axes, "track", "The attention track")
-
-
-def draw_hybrids(track: Track) -> Plot | None:
-    """Plot loss and cache by the share of full layers, in patterns of a mechanism and the baseline.
-
-    The mechanism alone, with or without positions, is at 0, and the baseline at 1. Return None if
-    no such pattern is among the rows.
-    """
-    if not (hybrids := find_hybrids(track)):
-        return None
-    base = next(iter(track.baseline.values()))  # of whatever budget: its cache is the same
-    with rc_context(STYLE):
-        figure = Figure(figsize=(SIZE[0], 1.5 * SIZE[1]), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        for i, (kind, points) in enumerate(hybrids.items()):
-            style = {"markersize": 5, **look(i, kind)}
-            shares = [share for share, _ in points]
-            rows = [row for _, row in points]
-            half = [(row.interval[1] - row.interval[0]) / 2 for row in rows]
-            means = [*(row.difference for row in rows), 0.0]
-            above.errorbar([*shares, 1.0], means, yerr=[*half, 0.0], elinewidth=1, **style)
-            held = [one.caches or [0] for one in (base, *(row.entry for row in rows))]
-            caches = [one[-1] / held[0][-1] for one in held[1:]]
-            below.plot([*shares, 1.0], [*caches, 1.0], **{**style, "label": None})
-        above.set(ylabel="bits per byte less the baseline's")
-        below.set(
-            xlabel="share of layers with full attention", ylabel="cache at 8,192 tokens (ratio)"
-        )
-        below.set_ylim(bottom=0)
-        return _render(above, "hybrids", "Layers with and without full attention")
-
-
-def find_hybrids(track: Track) -> dict[str, list[tuple[float, TrackRow]]]:
-    """Return (share of baseline layers, row) of each kind that stands in a pattern, by share."""
-    found: dict[str, list[tuple[float, TrackRow]]] = {}
-    if len({row.entry.steps for row in track.rows}) > 1:
-        return found  # lines would join rows of different budgets
-    for row in track.rows:
-        if (match := PATTERN.fullmatch(row.entry.name)) is not None and row.entry.caches:
-            layers = match[1].split(",")
-            kinds = {*layers} - {BASELINE}
-            if len(kinds) == 1 and BASELINE in layers:
-                depth = int(row.entry.regime["model.num_layers"])  # it may end within a round
-                full = sum(layers[i % len(layers)] == BASELINE for i in range(depth))
-                found.setdefault(kinds.pop(), []).append((full / depth, row))
-    for row in track.rows:
-        kind, _, rest = row.entry.name.partition(" ")
-        if kind in found and rest in ("", "position=none"):
-            found[kind].append((0.0, row))
-    return {kind: sorted(points, key=lambda one: one[0]) for kind, points in found.items()}
 
 
 def _shorten(name: str) -> str:
@@ -297,7 +241,8 @@ def _shorten(name: str) -> str:
         runs = [(kind, len([*group])) for kind, group in groupby(match[1].split(","))]
         return ", ".join(f"{length} {kind}" for kind, length in runs)
 
-    return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", PATTERN.sub(count, name))
+    name = re.sub(r"pattern=\[([^\]]*)\]", count, name)
+    return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", name)
 
 
 def _curve_plot(
@@ -349,33 +294,42 @@ def _draw_bands(
     axes.set_ylim(bottom - room, top + room)
 
 
-def _cost_plot(rows: Sequence[Row], looks: Mapping[str, Look], cost: str, name: str) -> Plot:
-    """Plot one point per row, mean loss against mean cost, with the Pareto front marked.
+def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None:
+    """Plot mean loss, of a task the accuracy, against mean cost, with the Pareto front marked.
 
-    For a task it is the accuracy instead of the loss.
+    Several sections differ in model size alone: a line joins the sizes of one variant. Return None
+    without two rows whose cost is known.
     """
     metric = COSTS[cost]
+    rows = [row for section in sections for row in section.rows if metric in row.metrics]
+    if len(rows) < 2:
+        return None
+    names = dict.fromkeys(row.name for section in sections for row in section.rows)
+    looks = {variant: look(i, variant) for i, variant in enumerate(names)}
     task = all(ACCURACY in row.metrics for row in rows)
-    value = ACCURACY if task else LOSS
+    value, sign = (ACCURACY, -1) if task else (LOSS, 1)
+    costly = -1 if cost == "speed" else 1  # `pareto_front` minimises
+    points = np.array([(row.metrics[metric].mean, row.metrics[value].mean) for row in rows])
+    best = pareto_front(costly * points[:, 0], sign * points[:, 1])
     # Those that the legend names come first: the front, then the best.
-    sign = -1 if task else 1
-    rows = sorted(rows, key=lambda r: (cost not in r.fronts, sign * r.metrics[value].mean))
+    lines: dict[str, list[int]] = {}
+    for i in sorted(range(len(rows)), key=lambda i: (i not in best, sign * points[i, 1])):
+        lines.setdefault(rows[i].name, []).append(i)
     axes = new_axes()
-    for i, row in enumerate(rows):
-        x, style = row.metrics[metric], looks[row.name] | {"linestyle": "none", "markersize": 7}
-        if cost not in row.fronts:
-            style["markerfacecolor"] = "none"
-        if i < MAX_NAMED:  # the bars of all would hide the points
-            axes.plot(x.mean, row.metrics[value].mean, **style)
-            _draw_seeds(axes, x, row, value, style["color"])
-        else:
-            axes.plot(x.mean, row.metrics[value].mean, **style | {"label": None})
-    front = sorted(
-        ((row.metrics[metric].mean, row.metrics[value].mean) for row in rows if cost in row.fronts),
-        reverse=cost == "speed",
-    )
-    axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
-    _scale_x(axes, [row.metrics[metric].mean for row in rows], base=2 if cost == "cache" else 10)
+    for count, (variant, own) in enumerate(lines.items()):
+        style, named = looks[variant], count < MAX_NAMED
+        joined = points[sorted(own, key=lambda i: points[i, 0])]
+        axes.plot(*joined.T, linewidth=1.4, **style | {"marker": None, "label": None})
+        for i in own:
+            fill = style["color"] if i in best else "none"
+            label = style["label"] if named and i == own[0] else None
+            point = {"linestyle": "none", "markerfacecolor": fill, "label": label}
+            axes.plot(*points[i], markersize=7, **style | point)
+            if named:  # the bars of all would hide the points
+                _draw_seeds(axes, rows[i].metrics[metric], rows[i], value, style["color"])
+    front = points[sorted(best, key=lambda i: costly * points[i, 0])]
+    axes.step(*front.T, where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
+    _scale_x(axes, points[:, 0], base=2 if cost == "cache" else 10)
     axes.margins(x=0.12, y=0.12)
     better, gain = ("right", "more tokens/s") if cost == "speed" else ("left", "a lower cost")
     axes.set(
@@ -386,10 +340,16 @@ def _cost_plot(rows: Sequence[Row], looks: Mapping[str, Look], cost: str, name: 
         "the Pareto front (the line), where no other variant has both a "
         f"{'higher mean accuracy' if task else 'lower mean loss'} and {gain}."
     )
-    if len(rows) > MAX_NAMED:
-        caption += f" {MAX_NAMED} of {len(rows)} variants have a name and bars, the front first."
-    kind = "Accuracy" if task else "Loss"
-    return _render(axes, name, f"{kind} against {COST_AXES[cost]}", caption)
+    if len(sections) > 1:
+        sizes = ", ".join(section.parts["model"] for section in sections)
+        caption += f" A line joins the sizes of one variant ({sizes})."
+        if family := sections[0].title_without("model"):
+            caption += f" All runs: {family}."
+    if len(lines) > MAX_NAMED:
+        caption += f" {MAX_NAMED} of {len(lines)} variants have a name and bars, the front first."
+    over = ", over model sizes" * (len(sections) > 1)
+    title = f"{'Accuracy' if task else 'Loss'} against {COST_AXES[cost]}{over}"
+    return _render(axes, name, title, caption)
 
 
 def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], name: str) -> Plot:
@@ -415,87 +375,34 @@ def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], na
 
 
 def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str) -> Plot:
-    """Plot each row's loss through each cache, and its change from the full one, against bytes."""
+    """Plot each row's loss through each cache against the cache's bytes."""
     variants = list(dict.fromkeys(one.variant for one in costs))
     shown = [one for one in costs if one.variant in variants[:MAX_NAMED]]
     kinds = dict.fromkeys(one.cache for one in costs)
     markers = {kind: CACHE_MARKERS[i % len(CACHE_MARKERS)] for i, kind in enumerate(kinds)}
-    figure = Figure(figsize=(SIZE[0], 1.6 * SIZE[1]), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for axes, value in ((above, "loss"), (below, "change")):
-        axes.margins(x=0.08, y=0.1)
-        for variant in variants[:MAX_NAMED]:
-            own = [one for one in shown if one.variant == variant and getattr(one, value)]
-            x, found = [one.bytes_per_token for one in own], [getattr(one, value) for one in own]
-            style = {"linewidth": 0.9, "alpha": 0.7, **looks[variant], "marker": None}
-            axes.plot(x, [estimate.mean for estimate in found], **style)
-            for one, estimate in zip(own, found, strict=True):
-                axes.errorbar(
-                    one.bytes_per_token,
-                    estimate.mean,
-                    yerr=_bars(estimate),
-                    color=style["color"],
-                    marker=markers[one.cache],
-                    markersize=5,
-                    elinewidth=0.6,
-                )
-    _scale_x(below, [one.bytes_per_token for one in shown], base=2)
-    above.set(ylabel=LOSS_LABEL)
-    below.set(xlabel="cache bytes per token (left is better)", ylabel="change from full (nats)")
+    axes = new_axes()
+    for variant in variants[:MAX_NAMED]:
+        own = [(one.bytes_per_token, one.loss.mean) for one in shown if one.variant == variant]
+        axes.plot(*zip(*own, strict=True), linewidth=0.9, **looks[variant] | {"marker": None})
+    for one in shown:
+        style = {"color": looks[one.variant]["color"], "marker": markers[one.cache]}
+        bars = {"yerr": _bars(one.loss), "elinewidth": 0.6}
+        axes.errorbar(one.bytes_per_token, one.loss.mean, markersize=5, **style, **bars)
+    _scale_x(axes, [one.bytes_per_token for one in shown], base=2)
+    axes.margins(x=0.08, y=0.1)
+    axes.set(xlabel="cache bytes per token (left is better)", ylabel=LOSS_LABEL)
     handles = [
         Line2D([], [], label=_label(kind), marker=marker, color=INK, linestyle="none", markersize=5)
         for kind, marker in markers.items()
     ]
-    _add_legend(figure, handles, "outside upper center")
+    _add_legend(axes.figure, handles, "outside upper center")
     caption = (
-        "Above, the mean loss of the held-out text decoded through each cache, without "
-        "retraining; below, its change from the full cache of the same runs. A line joins the "
-        "caches of one variant. Bytes are those of the cache's tensors at the trained context, "
-        "divided by its length. Bars: 95% confidence intervals over three or more seeds."
+        "The mean loss of the held-out text decoded through each cache, without retraining. A line "
+        "joins the caches of one variant. Bytes are those of the cache's tensors at the trained "
+        "context, divided by its length. Bars: 95% confidence intervals over three or more seeds."
         f"{_left_out(variants)}"
     )
-    return _render(above, name, "Loss through cheaper caches", caption)
-
-
-def _size_plot(sections: Sequence[Section], cost: str, prefix: str) -> Plot:
-    """Plot the rows of sections that differ only in model size; a line joins rows by name.
-
-    The y axis is the loss, of a task the accuracy, with the Pareto front of all sizes.
-    """
-    lines: dict[str, list[Row]] = {}
-    for section in sections:
-        for row in section.rows:
-            lines.setdefault(row.name, []).append(row)
-    task = all(ACCURACY in row.metrics for rows in lines.values() for row in rows)
-    metric, value = COSTS[cost], ACCURACY if task else LOSS
-    axes, points = new_axes(), list[tuple[float, float]]()
-    for i, (name, rows) in enumerate(lines.items()):
-        known = [row for row in rows if metric in row.metrics]
-        own = sorted((row.metrics[metric].mean, row.metrics[value].mean) for row in known)
-        points += own
-        if own and i < MAX_NAMED:
-            style = look(i, name)
-            axes.plot(*zip(*own, strict=True), linewidth=1.4, markersize=5, **style)
-            for row in known:
-                _draw_seeds(axes, row.metrics[metric], row, value, style["color"])
-    costs, found = zip(*points, strict=True)
-    best = sorted(points[i] for i in pareto_front(costs, [-y if task else y for y in found]))
-    axes.step(*zip(*best, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
-    _scale_x(axes, costs, base=2 if cost == "cache" else 10)
-    axes.set(xlabel=COST_AXES[cost], ylabel="accuracy" if task else LOSS_LABEL)
-    sizes = ", ".join(section.parts["model"] for section in sections)
-    caption = (
-        f"A line joins the sizes of one variant ({sizes}); the thin line is the Pareto front. "
-        f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}."
-    )
-    if family := sections[0].title_without("model"):
-        caption += f" All runs: {family}."
-    firsts = [section.rows[0].runs[0] for section in sections]
-    if len({run.settings.get("model.context_length") for run in firsts}) > 1:
-        caption += " The sizes differ in context length, and so in tokens per step."
-    title = f"{'Accuracy' if task else 'Loss'} against {COST_AXES[cost]}, over model sizes"
-    name = f"{prefix}loss_sizes" + "_cache" * (cost == "cache")
-    return _render(axes, name, title, caption + _left_out(lines))
+    return _render(axes, name, "Loss through cheaper caches", caption)
 
 
 def look(index: int, name: str) -> Look:
@@ -515,9 +422,9 @@ def _label(name: str) -> str:
     return name if len(name) <= 32 else f"{name[:31]}…"
 
 
-def new_axes() -> Any:
-    """Return the axes of a new figure."""
-    return Figure(figsize=SIZE, layout="constrained").add_subplot()
+def new_axes(size: tuple[float, float] = SIZE) -> Any:
+    """Return the axes of a new figure of this size, in inches."""
+    return Figure(figsize=size, layout="constrained").add_subplot()
 
 
 def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> None:

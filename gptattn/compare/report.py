@@ -49,8 +49,7 @@ def write_report(
     page = page_text(comparison, of_sections, across, still_open)
     with disk_errors(out, "out"):
         for plot in plots:
-            _write(out / f"{plot.name}.svg", _standalone(plot.svg))
-            _write(out / f"{plot.name}.png", plot.png)
+            _write_plot(plot, out)
         _write(out / "comparison.csv", csv_text(comparison))
         _write(out / "comparison.json", json_text(comparison))
         _write(out / "comparison.html", page)
@@ -61,20 +60,19 @@ def write_report(
     return out / "comparison.html"
 
 
-def write_track(track: Track, out: Path) -> list[Path]:
-    """Write or replace track.{csv,svg,png}, and hybrids.{svg,png} if there are any.
-
-    Return the paths of the pictures. Raises DiskError.
-    """
-    from gptattn.compare.plots import draw_hybrids, draw_track
+def write_track(track: Track, out: Path) -> Path:
+    """Write or replace track.{csv,svg,png}; return the picture's path. Raises DiskError."""
+    from gptattn.compare.plots import draw_track
 
     with disk_errors(out, "out"):
         _write(out / "track.csv", track_table(track).to_csv())
-        plots = [plot for plot in (draw_track(track), draw_hybrids(track)) if plot is not None]
-        for plot in plots:
-            _write(out / f"{plot.name}.svg", _standalone(plot.svg))
-            _write(out / f"{plot.name}.png", plot.png)
-    return [out / f"{plot.name}.png" for plot in plots]
+        _write_plot(draw_track(track), out)
+    return out / "track.png"
+
+
+def _write_plot(plot: "Plot", out: Path) -> None:
+    _write(out / f"{plot.name}.svg", _standalone(plot.svg))
+    _write(out / f"{plot.name}.png", plot.png)
 
 
 def _write(file: Path, content: str | bytes) -> None:
@@ -188,7 +186,6 @@ def _fields(node: Any) -> Any:
                 "title": node.title,
                 "words": verdicts.section_words(node),
                 "match": verdicts.match_words(node),
-                "commands": verdicts.seed_commands(node),
                 "certainty": verdicts.seed_notes(node),
                 "loss_by_position": position_losses(node),
                 "loss_by_cache": cache_costs(node),

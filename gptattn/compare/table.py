@@ -51,7 +51,6 @@ class Table:
     caption: str = ""
     words: Sequence[str] = ()
     notes: Sequence[str] = ()
-    commands: Sequence[str] = ()  # for more seeds
 
     def print(self, console: Console) -> None:
         """Print it and its words. Columns in DISPENSABLE are dropped until the rest fits."""
@@ -79,8 +78,6 @@ class Table:
         console.print(shown)
         for line in [*self.words, *self.notes]:
             console.print(f"- {line}")
-        for line in self.commands:
-            console.print(f"- {line}", soft_wrap=True)  # to copy a command, it is one line
         console.print()
 
     def to_markdown(self) -> str:
@@ -177,10 +174,9 @@ def section_table(section: Section, title: str = "") -> Table:
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
-    words, commands = verdicts.section_words(section), verdicts.seed_commands(section)
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
     cells = report_rows(section)
-    return Table(section.title or title, cells, caption, words, notes, commands)
+    return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
 
 
 def evaluation_tables(section: Section) -> list[Table]:

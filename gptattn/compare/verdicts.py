@@ -12,14 +12,10 @@ from gptattn.compare.statistics import (
     Difference,
     stein_seeds,
 )
-from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
-from gptattn.runs.overrides import sweep_command
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
-# What `match` made equal, and what it changed.
-MATCHED = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache", "model.d_mlp": "MLP"}
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
 
 
@@ -135,27 +131,6 @@ def difference_words(row: Row, baseline: Row) -> str:
     return f"{none}: ±{d.asked:g} nats would need about {seeds:,} seeds"
 
 
-def seed_commands(section: Section) -> list[str]:
-    """Return a command for each "about N seeds would show it" for which one is known.
-
-    Its sweep finds the finished runs again, as long as their code is unchanged.
-    """
-    baseline, *others = section.rows
-    found = []
-    for row in others:
-        d, runs = row.difference, [*baseline.runs, *row.runs]
-        made = [run.provenance for run in runs if run.provenance and not run.provenance.budgets]
-        if d is None or d.shown or d.asked or d.seeds_needed is None or d.n >= d.seeds_needed:
-            continue
-        if len(made) < len(runs) or not all(one and is_unchanged(one.code) for one in made):
-            continue
-        common = sorted({run.seed for run in baseline.runs} & {run.seed for run in row.runs})
-        more = range(common[-1] + 1, common[-1] + 1 + d.seeds_needed - d.n)
-        command = sweep_command([baseline.runs[0].folder, row.runs[0].folder], [*common, *more])
-        found += [f"{d.seeds_needed} seeds of {row.name}: {command}"] if command else []
-    return found
-
-
 def size_words(d: Difference) -> str:
     """Return the size of a shown difference: `by 0.0120 nats (95% interval ...; n = 5, ...)`."""
     assert d.interval is not None
@@ -168,10 +143,9 @@ def size_words(d: Difference) -> str:
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
-    """Return phrases on cache, parameters, FLOPs and speed against the baseline.
+    """Return phrases on cache, parameters and FLOPs, which no seed changes, against the baseline's.
 
-    The first three are exact, whatever the seed. The ratio of tokens/s is given only if its
-    interval over seeds excludes 1.
+    Speed is not among them: it is compared by a measurement, with variants in turns.
     """
     words = []
     for metric in (CACHE, PARAMS, FLOPS):
@@ -186,10 +160,6 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
         elif change:
             whole = any(run.uncached for run in row.runs)  # a module of others
             words.append(f"takes {change} FLOPs per token{', as torch counts them' * whole}")
-    if row.speed is not None:
-        ratio, (low, high) = row.speed
-        if not low <= 1 <= high and f"{ratio:.2f}" != "1.00":
-            words.append(f"trained at {ratio:.2f} times the tokens/s ({low:.2f} to {high:.2f})")
     return words
 
 
@@ -226,27 +196,13 @@ def best_words(section: Section) -> str:
 
 
 def match_words(section: Section) -> list[str]:
-    """Say what `match` changed: `match=params: gqa's MLP widened from 512 to 545, ...`."""
-    lines = []
-    for row in section.rows:
-        m = row.runs[-1].match
-        if m is None:
-            continue
-        field = MATCHED.get(m.field, m.field)
-        if m.before is None or m.after is None:
-            change = f"{row.name} needed no change"
-        elif m.after == m.before:
-            change = f"{row.name}'s {field} stayed at {m.after:g}"
-        else:
-            verb = "widened" if m.after > m.before else "narrowed"
-            change = f"{row.name}'s {field} {verb} from {m.before:g} to {m.after:g}"
-        near = "equal to"
-        if m.reached != m.target:
-            # Rounded up, so that "within" stays true.
-            off = math.ceil(abs(m.reached / m.target - 1) * 1e4 - 1e-9) / 1e2
-            near = f"within {off:g}% of"
-        lines.append(f"match={m.what}: {change}, {MATCHED.get(m.what, m.what)} {near} {m.to}'s.")
-    return lines
+    """Say what `match` changed: `match=params: gqa has model.d_mlp=545, not 512`."""
+    matched = [(row.name, row.runs[-1].match) for row in section.rows]
+    return [
+        f"match={m.what}: {name} has {m.field}={m.after:g}, not {m.before:g}"
+        for name, m in matched
+        if m is not None and m.before is not None and m.after not in (None, m.before)
+    ]
 
 
 def seed_notes(section: Section) -> list[str]:

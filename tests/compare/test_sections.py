@@ -290,23 +290,18 @@ def test_the_report_command_printed_by_a_sweep_works(tmp_path):
 
 def test_speed_and_memory_are_compared_only_with_equal_threads(tmp_path):
     for seed in (1, 2):
-        for variant, threads in (("mha", 1), ("mqa", 1), ("gqa", 3 - seed)):
+        for variant, threads in (("mha", 1), ("gqa", 3 - seed)):
             place, given = tmp_path / f"{variant}_s{seed}", {"threads": threads}
             write_run(place, variant, seed, 2.0 + seed / 10, environment=given)
-    (section,) = load_comparison(tmp_path).sections
-    columns = {heading: i for i, heading in enumerate(report_rows(section)[0])}
-    cells = {row[0]: row for row in report_rows(section)}
-    for heading, known in (("tokens/s", "1,000"), ("step ms", "10.0"), ("peak MB", "400")):
-        shown = {name: cells[name][columns[heading]] for name in ("mha", "mqa", "gqa")}
-        assert shown == {"mha": known, "mqa": known, "gqa": MISSING}
-    assert {row.name for row in section.rows if "speed" in row.fronts} <= {"mha", "mqa"}
-    assert [row.speed for row in section.rows if row.name == "gqa"] == [None]
+    found = load_comparison(tmp_path)
+    (section,) = found.sections
+    heading, *rows = report_rows(section)
+    for name in ("tokens/s", "step ms", "peak MB"):
+        assert [row[heading.index(name)] for row in rows] == [MISSING] * 2
+    assert not any("speed" in row.fronts for row in section.rows)
     (line,) = section.warnings
-    assert line.startswith(
-        "tokens/s, step ms and peak MB of gqa are left out: the runs had different threads "
-        "(mha: 1; gqa: 1 and 2)"
-    )
-    assert not load_comparison(tmp_path).warnings  # it is said once
+    assert "1 or 2 threads" in line
+    assert not found.warnings  # it is said once
 
 
 def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path):

@@ -27,7 +27,7 @@ from gptattn.compare.effective_compute import (
     share_spread,
 )
 from gptattn.compare.finished_runs import SHIPPED, find_experiment, read_runs
-from gptattn.compare.plots import draw_hybrids, draw_track, find_hybrids
+from gptattn.compare.plots import draw_track
 from gptattn.compare.track import (
     HEADINGS,
     TRAIN_BASELINE,
@@ -252,25 +252,6 @@ def test_beyond_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
     assert judge(10.5, 0.5) == "open"  # as that may end anywhere above 10
     assert judge(9.0, 9.0) == "worse"
     assert judge(6.5, 9.0) == "open"
-
-
-def test_hybrids_are_drawn_by_their_share_of_full_layers():
-    half, none = (
-        entry("pattern=[kda,mha]", 100, 2.9, NEW),
-        entry("kda position=none", 100, 3.1, NEW),
-    )
-    # Of eight layers, the second round of six has two, so one layer in eight is full.
-    eighth = entry("pattern=[kda,kda,kda,kda,kda,mha]", 100, 2.8, NEW)
-    assert draw_hybrids(make_track([none], BASE)) is None
-    other = entry("pattern=[kda,mha] part=[gate]", 100, 2.9, NEW)
-    track = make_track([none, half, eighth, other, entry("mqa", 100, 3.1, NEW)], BASE)
-    found = find_hybrids(track)
-    assert {kind: [(share, row.entry) for share, row in own] for kind, own in found.items()} == {
-        "kda": [(0.0, none), (0.125, eighth), (0.5, half)]
-    }
-    plot = draw_hybrids(track)
-    assert "kda" in plot.svg
-    assert "1 kda, 1 mha" in draw_track(make_track([half], BASE)).svg
 
 
 def test_what_cannot_be_compared_is_left_out_by_name():

@@ -169,8 +169,7 @@ def _report_track(
     if track.rows and args.files and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
         claim_folder(out)
-        for picture in write_track(track, out):
-            print(f"figure: {picture}")
+        print(f"figure: {write_track(track, out)}")
     if args.ship:
         trained = {entry.name for entry in own}
         known = [*track.baseline.values(), *(row.entry for row in track.rows)]
