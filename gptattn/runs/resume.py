@@ -1,9 +1,10 @@
-"""Where a run resumes, and whether its text, tokenizer and device are unchanged.
+"""Where a run resumes, whether its text, tokenizer and device are unchanged, and what makes it now.
 
 `training/run.py` resumes it; `settings/compose.py` says which settings may change then.
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from gptattn.runs.checkpoint import RunState
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import newest_checkpoint
 from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import (
+    UNTIL,
+    Provenance,
+    budget_words,
+    flat,
+    list_changed,
+    resume_provenance,
+)
 
 
 def collect_facts(
@@ -83,3 +92,28 @@ def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
                 "masks of dropout, may differ",
                 file=sys.stderr,
             )
+
+
+def continue_provenance(
+    folder: RunFolder, cfg: TrainConfig, now: Provenance, state: RunState
+) -> Provenance:
+    """Return the provenance of a run that resumes from this state, with these settings.
+
+    Warns if other code goes on with it, or if it leaves its schedule for another budget.
+    """
+    mixed = "; the report will not average it with other runs"
+    was, asked = (
+        budget_words(flat({"budget": node["budget"]}))
+        for node in (folder.read_settings(), asdict(cfg))
+    )
+    left = was if state.step and was != asked else ""
+    if left and not state.complete:
+        left = f"{was} {UNTIL} {state.step}"
+        schedule = f"the run leaves its schedule ({left}) unfinished for another"
+        print(f"warning: budget: {schedule}{mixed}", file=sys.stderr)
+    before = folder.read_provenance()
+    if before is None or before.code != now.code:
+        names = "unknown" if before is None else ", ".join(list_changed(before.code, now.code))
+        changed = f"the code has changed since the run began ({names})"
+        print(f"warning: resume: {changed}{mixed}", file=sys.stderr)
+    return resume_provenance(before, now, state.step, left)

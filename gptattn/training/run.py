@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +32,8 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
-from gptattn.runs.resume import check_same, collect_facts
+from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import (
-    UNTIL,
-    budget_words,
-    flat,
-    list_changed,
-    resume_provenance,
-)
 from gptattn.training.contract import check_layers
 from gptattn.training.preflight import Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
@@ -229,42 +221,15 @@ def _fill(model: GPT, ready: Ready) -> None:
 
 def _begin_record(ready: Ready, held: RunFolder) -> None:
     """Write what makes the run, and cut off the rows that it writes once more."""
-    _record_provenance(ready, held)
+    made = ready.provenance
+    if ready.source is not None:
+        made = continue_provenance(held, ready.cfg, made, ready.state)
+    held.write_provenance(made)
     held.write_settings(ready.cfg)
     held.summary_file.unlink(missing_ok=True)
     if held.rows_file.exists():
         size = held.rows_file.stat().st_size
         os.truncate(held.rows_file, min(ready.state.row_bytes, size))
-
-
-def _record_provenance(ready: Ready, held: RunFolder) -> None:
-    """Write what made the run; warn if it resumes with other code or leaves its schedule."""
-    provenance, state = ready.provenance, ready.state
-    if ready.source is not None:
-        mixed = "; the report will not average it with other runs"
-        was, now = (
-            budget_words(flat({"budget": node["budget"]}))
-            for node in (held.read_settings(), asdict(ready.cfg))
-        )
-        left = was if state.step and was != now else ""
-        if left and not state.complete:
-            left = f"{was} {UNTIL} {state.step}"
-            print(
-                f"warning: budget: the run leaves its schedule ({left}) unfinished for another"
-                f"{mixed}",
-                file=sys.stderr,
-            )
-        before = held.read_provenance()
-        if before is None or before.code != provenance.code:
-            names = "unknown"
-            if before is not None:
-                names = ", ".join(list_changed(before.code, provenance.code))
-            print(
-                f"warning: resume: the code has changed since the run began ({names}){mixed}",
-                file=sys.stderr,
-            )
-        provenance = resume_provenance(before, provenance, state.step, left)
-    held.write_provenance(provenance)
 
 
 def _print_outline(ready: Ready, model: GPT, console: Console) -> None:
