@@ -88,7 +88,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
             name, equals, text = places[0], "=", argument
         if name not in hints or not equals:
             near = suggest(name.lstrip("-"), hints)
-            raise ConfigError(argument, f"is not a setting; {near}, as name=value")
+            raise ConfigError(name, f"is not a setting; {near}, as name=value")
         key, hint = hints[name]
         value = convert_value(hint, text, name)
         values[key] = [*values.get(key, []), value] if get_origin(hint) is list else value

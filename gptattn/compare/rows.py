@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series
@@ -200,7 +201,10 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     counted = places.drop_duplicates(keep="last")
     groups = [[runs[i] for i in part.index] for _, part in counted.groupby("row")]
     named: Groups = {}
-    for name, members in zip(_name_rows([own[0] for own in groups]), groups, strict=True):
+    # A row has the newest `name` of its runs.
+    given = [next((run.name for run in reversed(own) if run.name), own[0].name) for own in groups]
+    firsts = [replace(own[0], name=name) for own, name in zip(groups, given, strict=True)]
+    for name, members in zip(_name_rows(firsts), groups, strict=True):
         name += f" ({len(named) + 1})" * (name in named)  # someone's own `name`
         named[name] = sorted(members, key=lambda run: run.seed)
     return named

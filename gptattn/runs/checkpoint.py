@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder, step_of
 from gptattn.runs.tensor_file import explain_read_errors, read_tensors, write_tensors
 
@@ -52,9 +53,17 @@ class RunState:
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "RunState":
-        """Return the state in the content of a checkpoint."""
-        steps = array("d", content[STATE]["step_seconds"].tolist())
-        return cls(**content[STATE] | {"step_seconds": steps})
+        """Return the state in the content of a checkpoint.
+
+        Raises CheckpointError if it has none, or another one.
+        """
+        try:
+            steps = array("d", content[STATE]["step_seconds"].tolist())
+            return cls(**content[STATE] | {"step_seconds": steps})
+        except (LookupError, TypeError) as error:
+            raise CheckpointError(
+                "resume", "another version of gptattn made the checkpoint; start a new run"
+            ) from error
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
+from pathlib import Path
 
 import yaml
 
@@ -65,9 +66,11 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
 
 @cache
 def _read_file(group: str, choice: str, place: str) -> dict[str, str]:
-    file = CONF / group / f"{choice}.yaml"
-    found = yaml.load(file.read_text(encoding="utf-8"), LOADER) if file.is_file() else {}
-    return flat(found, place)
+    for folder in (CONF, Path.cwd()):  # ours, and the user's own
+        file = folder / group / f"{choice}.yaml"
+        if file.is_file():
+            return flat(yaml.load(file.read_text(encoding="utf-8"), LOADER), place)
+    return {}
 
 
 @lru_cache(maxsize=256)

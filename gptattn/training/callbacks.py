@@ -110,7 +110,8 @@ class MetricRows(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, ends = trainer.global_step, (batch_idx + 1) % self.cfg.accumulate == 0
-        new = (pl_module.losses if ends else {}) | self._read_new(trainer)
+        # The module's own names are not for others.
+        new = self._read_new(trainer) | (pl_module.losses if ends else {})
         for name, value in new.items():
             self.state.since_row.setdefault(name, []).append(value)
         if ends and (step % self.cfg.log_every == 0 or step == 1):

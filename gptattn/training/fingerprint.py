@@ -8,6 +8,7 @@ over a few steps, in float64.
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
     float64 and on one thread, so that numbers of other machines agree within TOLERANCE.
 
     What it does not see: what only lower precisions, other devices, `compile` or a cache do; what
-    depends on the width or on more tokens than the context; how texts are read and tokenized;
-    documents kept apart, accumulation, dropout of a result that has none. Raises ConfigError, as
-    `settings` does.
+    depends on the width or on more tokens than the context; windows of later steps than the third;
+    how texts are read and tokenized; documents kept apart, accumulation, dropout of a result that
+    has none. Raises ConfigError, as `settings` does.
     """
     # Lightning takes seconds to import, and most of this package's commands do not need it.
     import lightning.pytorch as L
@@ -140,8 +141,9 @@ class FingerprintCache:
 
 
 def _hash_installation() -> str:
-    """Return a hash of this package's modules and settings, to the byte, and of torch's version."""
-    digest = hashlib.sha256(torch.__version__.encode())
+    """Return a hash of this package's modules and settings, to the byte, and of what runs them."""
+    libraries = " ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "lightning"))
+    digest = hashlib.sha256(libraries.encode())
     for folder, kind in ((Path(__file__).parents[1], "py"), (CONF, "yaml")):
         for file in sorted(folder.rglob(f"*.{kind}")):
             digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
