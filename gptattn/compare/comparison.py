@@ -4,7 +4,6 @@ The file has the Comparison's contents first, then its sections and rows.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from pandas import DataFrame
 from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
-from gptattn.compare.rows import RATE, Groups, comparable_sets, group_runs, rates_differ
+from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
 from gptattn.compare.statistics import (
     Difference,
     Estimate,
@@ -179,7 +178,7 @@ def compare(
         raise ConfigError("baseline", message)
     sections = []
     for found, groups, name in zip(sets, grouped, picked, strict=True):
-        row = name or typical_row(groups)
+        row = name or plain_row(groups)
         warnings = differences_in_settings(groups, row, by, own_rates=rates_differ(found.runs))
         blind = [name for name, own in groups.items() if not all(run.checked for run in own)]
         if blind:
@@ -211,33 +210,23 @@ def compare(
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name, return the `typical_row`.
+    Without a name, return the `plain_row`.
     """
     if name is None:
-        return typical_row(groups)
+        return plain_row(groups)
     rows = [row for row, members in groups.items() if members[0].variant == name]
     if name in groups:
         return name
     return rows[0] if len(rows) == 1 else None
 
 
-def typical_row(groups: Groups) -> str:
-    """Return the row, of `mha` if there is one, whose settings are most like those of the others.
+def plain_row(groups: Groups) -> str:
+    """Return the row, of `mha` if there is one, with the fewest words in its name.
 
-    So changed rows are compared with an unchanged one; learning rates that each row has for itself
-    do not count. On a tie, it is the one with the fewest words in its name, then the first in name
-    order.
+    So changed rows are compared with an unchanged one. Of several, it is the first in name order.
     """
-    firsts = [members[0] for members in groups.values()]
-    keys = {key for run in firsts for key in run.settings}
-    keys -= {RATE} if rates_differ(firsts) else set()
-    values = {key: Counter(run.settings.get(key) for run in firsts) for key in keys}
-    shared = {
-        row: sum(values[key][run.settings.get(key)] for key in keys)
-        for row, run in zip(groups, firsts, strict=True)
-    }
     rows = [row for row, members in groups.items() if members[0].variant == "mha"]
-    return min(rows or groups, key=lambda row: (-shared[row], len(row.split()), row))
+    return min(rows or groups, key=lambda row: (len(row.split()), row))
 
 
 def make_section(
