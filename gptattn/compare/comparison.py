@@ -26,11 +26,9 @@ from gptattn.runs.metrics import (
     CACHE,
     FLOPS,
     LOSS,
-    MEASURED,
     OF_DATA,
     PARAMS,
     REPORTED,
-    SPEED,
 )
 from gptattn.settings.values import suggest
 
@@ -38,7 +36,6 @@ COSTS = {
     "params": PARAMS,
     "cache": CACHE,
     "flops": FLOPS,
-    "speed": SPEED,
 }
 
 
@@ -242,7 +239,8 @@ def make_section(
     There the correction is over all pairs of variants, since the leader is picked after seeing the
     losses; its pair with the baseline is not tested again.
     """
-    metrics, apart = estimate_rows(groups, more_metrics)
+    asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
+    metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -279,31 +277,8 @@ def make_section(
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in {leader, *distinct}],
-        [*warnings, *apart],
+        [*warnings],
     )
-
-
-def estimate_rows(
-    groups: Groups, more_metrics: Sequence[str] = ()
-) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
-    """Return the metrics of each row, those of REPORTED and further ones, and warnings.
-
-    Speed and memory are left out if they were measured with different threads. (Runs beside others
-    record no speed.)
-    """
-    asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
-    metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
-    measured = [run for runs in groups.values() for run in runs if SPEED in run.metrics]
-    threads = {run.environment.get("threads", "?") for run in measured}
-    if len(threads) < 2:
-        return metrics, []
-    metrics = {
-        name: {k: v for k, v in own.items() if k not in MEASURED} for name, own in metrics.items()
-    }
-    return metrics, [
-        f"tokens/s, step ms and peak MB are left out: the runs had {' or '.join(sorted(threads))} "
-        "threads; to compare them, run -m with sweep.jobs=1 sweep.fresh=true"
-    ]
 
 
 def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str, Estimate]:
@@ -323,9 +298,7 @@ def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, s
     fronts = {}
     for cost, metric in COSTS.items():
         known = [name for name, own in metrics.items() if metric in own]
-        # `pareto_front` minimises, and more tokens/s is better.
-        sign = -1 if cost == "speed" else 1
-        costs = [sign * metrics[name][metric].mean for name in known]
+        costs = [metrics[name][metric].mean for name in known]
         losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in known]
         fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
     return fronts

@@ -16,7 +16,7 @@ from pandas import DataFrame, concat
 from gptattn.compare.comparison import Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
-from gptattn.runs.evaluation import Evaluation, LengthLoss
+from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS, TRAIN_LOSS
 from gptattn.runs.rows import read_metrics
@@ -207,17 +207,14 @@ def _evaluations(row: Row) -> list[Evaluation]:
 
 
 def position_losses(section: Section) -> list[PositionLoss]:
-    """Return every row's losses by position, shorter windows first.
-
-    Only runs with the same bins as the first of the row count.
-    """
+    """Return every row's losses by position, shorter windows first."""
     found = []
     for row in section.rows:
         evaluations = _evaluations(row)
         for length in sorted({length for one in evaluations for length in one.lengths}):
             members = [one.lengths[length] for one in evaluations if length in one.lengths]
-            bins, trained = _edges(members[0]), evaluations[0].context_length
-            members = [one for one in members if _edges(one) == bins]
+            bins = [(one.first, one.last) for one in members[0].bins]
+            trained = evaluations[0].context_length
             middles = np.array([(first + last) / 2 for first, last in bins])
             losses = [np.array([each.loss for each in one.bins]) for one in members]
             band = average_curves([(middles, loss) for loss in losses])
@@ -230,10 +227,6 @@ def position_losses(section: Section) -> list[PositionLoss]:
             windows = members[0].windows
             found.append(PositionLoss(row.name, length, trained, windows, loss, beyond, bins, band))
     return found
-
-
-def _edges(found: LengthLoss) -> list[tuple[int, int]]:
-    return [(one.first, one.last) for one in found.bins]
 
 
 def cache_costs(section: Section) -> list[CacheCost]:

@@ -65,10 +65,9 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
         names = ", ".join(differing[:MAX_NAMES])
         names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
         lines.append(f"the runs differ in code that affects results: {names}")
-    # Sections warn of different threads themselves.
     for name, found in environments(runs):
         values = [_short(value) for value in found]
-        if len(set(values)) > 1 and name not in ("platform", "threads"):
+        if len(set(values)) > 1 and name != "platform":
             lines.append(f"the runs differ in {name} ({count_values(values)})")
     return lines
 
