@@ -267,7 +267,7 @@ def _draw_bands(
 ) -> None:
     """Draw the first MAX_NAMED means with their intervals, or with a line for each of two seeds.
 
-    In view are the means from x = `first` on, the lowest mean, and of the bands what leaves room.
+    In view are the means from x = `first` on, the lowest mean, and room for bands below it.
     """
     # Rows are sorted, so these are the baseline and the lowest losses.
     shown = dict(list(bands.items())[:MAX_NAMED])
@@ -284,13 +284,9 @@ def _draw_bands(
     late = [band.mean[band.x >= min(first, band.x[-1])] for band in shown.values()]
     top = max(float(part.max()) for part in late)
     lowest = min(float(band.mean.min()) for band in shown.values())
-    # A band over few seeds can be far wider than the range of the means: let it add at most half of
-    # that range to the plot.
-    lows = [band.low for band in shown.values() if band.low is not None]
-    ends = [float(low[len(low) // 2 :].min()) for low in lows]
-    bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
-    room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
-    axes.set_ylim(bottom - room, top + room)
+    # A band over few seeds can be far wider than the range of the means: it may leave the plot.
+    room = 0.05 * (top - lowest) or 0.05 * abs(top) or 1.0
+    axes.set_ylim(lowest - 5 * room, top + room)
 
 
 def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None:
