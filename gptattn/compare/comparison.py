@@ -4,7 +4,6 @@ The file has the Comparison's contents first, then its sections and rows.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from pandas import DataFrame
 from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
-from gptattn.compare.rows import RATE, Groups, comparable_sets, group_runs, rates_differ
+from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
 from gptattn.compare.statistics import (
     Difference,
     Estimate,
@@ -27,11 +26,9 @@ from gptattn.runs.metrics import (
     CACHE,
     FLOPS,
     LOSS,
-    MEASURED,
     OF_DATA,
     PARAMS,
     REPORTED,
-    SPEED,
 )
 from gptattn.settings.values import suggest
 
@@ -39,7 +36,6 @@ COSTS = {
     "params": PARAMS,
     "cache": CACHE,
     "flops": FLOPS,
-    "speed": SPEED,
 }
 
 
@@ -179,7 +175,7 @@ def compare(
         raise ConfigError("baseline", message)
     sections = []
     for found, groups, name in zip(sets, grouped, picked, strict=True):
-        row = name or typical_row(groups)
+        row = name or plain_row(groups)
         warnings = differences_in_settings(groups, row, by, own_rates=rates_differ(found.runs))
         blind = [name for name, own in groups.items() if not all(run.checked for run in own)]
         if blind:
@@ -211,33 +207,23 @@ def compare(
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name, return the `typical_row`.
+    Without a name, return the `plain_row`.
     """
     if name is None:
-        return typical_row(groups)
+        return plain_row(groups)
     rows = [row for row, members in groups.items() if members[0].variant == name]
     if name in groups:
         return name
     return rows[0] if len(rows) == 1 else None
 
 
-def typical_row(groups: Groups) -> str:
-    """Return the row, of `mha` if there is one, whose settings are most like those of the others.
+def plain_row(groups: Groups) -> str:
+    """Return the row, of `mha` if there is one, with the fewest words in its name.
 
-    So changed rows are compared with an unchanged one; learning rates that each row has for itself
-    do not count. On a tie, it is the one with the fewest words in its name, then the first in name
-    order.
+    So changed rows are compared with an unchanged one. Of several, it is the first in name order.
     """
-    firsts = [members[0] for members in groups.values()]
-    keys = {key for run in firsts for key in run.settings}
-    keys -= {RATE} if rates_differ(firsts) else set()
-    values = {key: Counter(run.settings.get(key) for run in firsts) for key in keys}
-    shared = {
-        row: sum(values[key][run.settings.get(key)] for key in keys)
-        for row, run in zip(groups, firsts, strict=True)
-    }
     rows = [row for row, members in groups.items() if members[0].variant == "mha"]
-    return min(rows or groups, key=lambda row: (-shared[row], len(row.split()), row))
+    return min(rows or groups, key=lambda row: (len(row.split()), row))
 
 
 def make_section(
@@ -253,7 +239,8 @@ def make_section(
     There the correction is over all pairs of variants, since the leader is picked after seeing the
     losses; its pair with the baseline is not tested again.
     """
-    metrics, apart = estimate_rows(groups, more_metrics)
+    asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
+    metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -290,31 +277,8 @@ def make_section(
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in {leader, *distinct}],
-        [*warnings, *apart],
+        [*warnings],
     )
-
-
-def estimate_rows(
-    groups: Groups, more_metrics: Sequence[str] = ()
-) -> tuple[dict[str, dict[str, Estimate]], list[str]]:
-    """Return the metrics of each row, those of REPORTED and further ones, and warnings.
-
-    Speed and memory are left out if they were measured with different threads. (Runs beside others
-    record no speed.)
-    """
-    asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
-    metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
-    measured = [run for runs in groups.values() for run in runs if SPEED in run.metrics]
-    threads = {run.environment.get("threads", "?") for run in measured}
-    if len(threads) < 2:
-        return metrics, []
-    metrics = {
-        name: {k: v for k, v in own.items() if k not in MEASURED} for name, own in metrics.items()
-    }
-    return metrics, [
-        f"tokens/s, step ms and peak MB are left out: the runs had {' or '.join(sorted(threads))} "
-        "threads; to compare them, run -m with sweep.jobs=1 sweep.fresh=true"
-    ]
 
 
 def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str, Estimate]:
@@ -334,9 +298,7 @@ def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, s
     fronts = {}
     for cost, metric in COSTS.items():
         known = [name for name, own in metrics.items() if metric in own]
-        # `pareto_front` minimises, and more tokens/s is better.
-        sign = -1 if cost == "speed" else 1
-        costs = [sign * metrics[name][metric].mean for name in known]
+        costs = [metrics[name][metric].mean for name in known]
         losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in known]
         fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
     return fronts

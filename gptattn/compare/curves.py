@@ -1,11 +1,10 @@
 """A run's losses over training, their mean over seeds, and losses by context and by cache.
 
 The losses over training come from metrics.jsonl; those by context and by cache were measured by
-gptattn-evaluate. The means over training can be written for TensorBoard.
+gptattn-evaluate.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, concat
 
-from gptattn.compare.comparison import Comparison, Row, Section
+from gptattn.compare.comparison import Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
-from gptattn.errors import ConfigError
-from gptattn.machine.disk import disk_errors
-from gptattn.runs.evaluation import Evaluation, LengthLoss
+from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS, TRAIN_LOSS
 from gptattn.runs.rows import read_metrics
@@ -38,7 +35,6 @@ COLUMNS = ["step", "tokens", "seconds", "flops", "loss"]
 POINTS = 400  # kept per run and curve, and per mean over seeds with different points
 # For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
 MIN_FOR_BAND = 3
-BOARD_TAGS = {"val": LOSS, "train": TRAIN_LOSS}
 MIN_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 
 
@@ -104,10 +100,7 @@ def _average_stretches(curve: DataFrame) -> DataFrame:
     """Return at most POINTS points, each the mean over a stretch of rows."""
     if len(curve) <= POINTS:
         return curve
-    starts = np.linspace(0, len(curve), POINTS, endpoint=False).astype(int)
-    sizes = np.diff([*starts, len(curve)])
-    means = np.add.reduceat(curve.to_numpy(), starts, axis=0) / sizes[:, None]
-    return DataFrame(means, columns=COLUMNS)
+    return curve.groupby(np.arange(len(curve)) * POINTS // len(curve)).mean()
 
 
 def _thin_out(curve: DataFrame) -> DataFrame:
@@ -211,17 +204,14 @@ def _evaluations(row: Row) -> list[Evaluation]:
 
 
 def position_losses(section: Section) -> list[PositionLoss]:
-    """Return every row's losses by position, shorter windows first.
-
-    Only runs with the same bins as the first of the row count.
-    """
+    """Return every row's losses by position, shorter windows first."""
     found = []
     for row in section.rows:
         evaluations = _evaluations(row)
         for length in sorted({length for one in evaluations for length in one.lengths}):
             members = [one.lengths[length] for one in evaluations if length in one.lengths]
-            bins, trained = _edges(members[0]), evaluations[0].context_length
-            members = [one for one in members if _edges(one) == bins]
+            bins = [(one.first, one.last) for one in members[0].bins]
+            trained = evaluations[0].context_length
             middles = np.array([(first + last) / 2 for first, last in bins])
             losses = [np.array([each.loss for each in one.bins]) for one in members]
             band = average_curves([(middles, loss) for loss in losses])
@@ -234,10 +224,6 @@ def position_losses(section: Section) -> list[PositionLoss]:
             windows = members[0].windows
             found.append(PositionLoss(row.name, length, trained, windows, loss, beyond, bins, band))
     return found
-
-
-def _edges(found: LengthLoss) -> list[tuple[int, int]]:
-    return [(one.first, one.last) for one in found.bins]
 
 
 def cache_costs(section: Section) -> list[CacheCost]:
@@ -257,44 +243,3 @@ def cache_costs(section: Section) -> list[CacheCost]:
             each = some[0].bytes_per_token(cache)
             found.append(CacheCost(row.name, one_line(cache), each, estimate(losses), change))
     return found if any(one.change is not None for one in found) else []
-
-
-def claim_board(folder: Path) -> None:
-    """Make the folder for `write_board`. Raises DiskError, and ConfigError if it is not empty."""
-    with disk_errors(folder, "board"):
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError("board", f"{folder} is not empty; give a new folder")
-
-
-def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
-    """Write up to three TensorBoard runs per row below `folder`: mean, low and high line.
-
-    Raises DiskError if they cannot be written.
-    """
-    from tensorboard.summary import Writer  # takes a second
-
-    with disk_errors(folder, "board"):
-        for section in comparison.sections:
-            place = folder / _folder_name(section.title) if section.title else folder
-            bands = {kind: average_rows(section, curves, kind, "step") for kind in BOARD_TAGS}
-            for row in section.groups:
-                own = {
-                    tag: bands[kind][row] for kind, tag in BOARD_TAGS.items() if row in bands[kind]
-                }
-                for line in ("mean", "low", "high"):
-                    known = {
-                        tag: band for tag, band in own.items() if getattr(band, line) is not None
-                    }
-                    if not known:
-                        continue
-                    writer = Writer(str(place / f"{_folder_name(row)} {line}"))
-                    for tag, band in known.items():
-                        for step, value in zip(band.x, getattr(band, line), strict=True):
-                            writer.add_scalar(tag, value, round(step))
-                    writer.close()
-
-
-def _folder_name(name: str) -> str:
-    """Return `name` as a valid folder name; a setting's value may contain slashes."""
-    return re.sub(r"[^\w.,=+()\- ]", "_", name)[:200].strip(" .") or "_"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.rows import RATE, UNSET, WIDTH
+from gptattn.compare.rows import RATE, WIDTH
 from gptattn.runs.overrides import ATTENTION
 from gptattn.settings.config import OF_BLOCK
 
@@ -14,10 +14,11 @@ MAX_NAMES = 5  # module names in one line
 def differences_in_settings(
     groups: Mapping[str, Sequence[Run]], baseline: str, by: Sequence[str], *, own_rates: bool
 ) -> list[str]:
-    """Return a line per setting in which rows of another attention differ from the baseline.
+    """Return a line on the settings in which rows of another attention differ from the baseline.
 
-    Settings that one config file explains share a line. What rows of the baseline's attention
-    differ in is what they compare, and so is what `by` names.
+    Settings that one config file explains are named by its group. What rows of the baseline's
+    attention differ in is what they compare, and so is what `by` names; `match` chooses widths,
+    and, with `own_rates`, each row has a rate, which is a column.
     """
 
     def attention(run: Run) -> list[object]:
@@ -27,24 +28,12 @@ def differences_in_settings(
     firsts = [members[0] for members in groups.values()]
     base = groups[baseline][0]
     others = [run for run in firsts if attention(run) != attention(base)]
-    keys = sorted({key for run in firsts for key in run.settings if not key.startswith(ATTENTION)})
-    if any(run.match for run in firsts):
-        keys = [key for key in keys if key not in (WIDTH, "match", "match_to")]
+    chosen = (WIDTH, "match", "match_to") if any(run.match for run in firsts) else ()
+    left_out = (*ATTENTION, *by, *chosen, *[RATE] * own_rates)
+    keys = sorted({key for run in firsts for key in run.settings if not key.startswith(left_out)})
     keys = [k for k in keys if any(run.settings.get(k) != base.settings.get(k) for run in others)]
-    keys = [key for key in keys if not key.startswith(tuple(by))]
-    lines = []
-    for subject in dict.fromkeys(_subject(key, firsts) for key in keys):
-        values = [
-            members[0].choices.get(subject) or members[0].settings.get(subject, UNSET)
-            for members in groups.values()
-            for _ in members
-        ]
-        if subject == RATE and own_rates:
-            lines.append(f"each variant has a learning rate of its own, lr: {count_values(values)}")
-        else:
-            what = f"{subject} ({count_values(values)})"
-            lines.append(f"the variants differ in more than attention: {what}")
-    return lines
+    named = ", ".join(dict.fromkeys(_subject(key, firsts) for key in keys))
+    return [f"the variants differ in more than attention: {named}"] if named else []
 
 
 def _subject(key: str, runs: Sequence[Run]) -> str:
@@ -76,10 +65,9 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
         names = ", ".join(differing[:MAX_NAMES])
         names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
         lines.append(f"the runs differ in code that affects results: {names}")
-    # Sections warn of different threads themselves.
     for name, found in environments(runs):
         values = [_short(value) for value in found]
-        if len(set(values)) > 1 and name not in ("platform", "threads"):
+        if len(set(values)) > 1 and name != "platform":
             lines.append(f"the runs differ in {name} ({count_values(values)})")
     return lines
 

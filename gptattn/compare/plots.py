@@ -86,7 +86,6 @@ COST_AXES = {
     "params": "parameters",
     "cache": "cache bytes per token",
     "flops": "FLOPs per token",
-    "speed": "tokens/s",
 }
 INTERVALS = "95% confidence intervals (with two seeds, {each})"
 
@@ -268,7 +267,7 @@ def _draw_bands(
 ) -> None:
     """Draw the first MAX_NAMED means with their intervals, or with a line for each of two seeds.
 
-    In view are the means from x = `first` on, the lowest mean, and of the bands what leaves room.
+    In view are the means from x = `first` on, the lowest mean, and room for bands below it.
     """
     # Rows are sorted, so these are the baseline and the lowest losses.
     shown = dict(list(bands.items())[:MAX_NAMED])
@@ -285,13 +284,9 @@ def _draw_bands(
     late = [band.mean[band.x >= min(first, band.x[-1])] for band in shown.values()]
     top = max(float(part.max()) for part in late)
     lowest = min(float(band.mean.min()) for band in shown.values())
-    # A band over few seeds can be far wider than the range of the means: let it add at most half of
-    # that range to the plot.
-    lows = [band.low for band in shown.values() if band.low is not None]
-    ends = [float(low[len(low) // 2 :].min()) for low in lows]
-    bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
-    room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
-    axes.set_ylim(bottom - room, top + room)
+    # A band over few seeds can be far wider than the range of the means: it may leave the plot.
+    room = 0.05 * (top - lowest) or 0.05 * abs(top) or 1.0
+    axes.set_ylim(lowest - 5 * room, top + room)
 
 
 def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None:
@@ -308,9 +303,8 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
     looks = {variant: look(i, variant) for i, variant in enumerate(names)}
     task = all(ACCURACY in row.metrics for row in rows)
     value, sign = (ACCURACY, -1) if task else (LOSS, 1)
-    costly = -1 if cost == "speed" else 1  # `pareto_front` minimises
     points = np.array([(row.metrics[metric].mean, row.metrics[value].mean) for row in rows])
-    best = pareto_front(costly * points[:, 0], sign * points[:, 1])
+    best = pareto_front(points[:, 0], sign * points[:, 1])
     # Those that the legend names come first: the front, then the best.
     lines: dict[str, list[int]] = {}
     for i in sorted(range(len(rows)), key=lambda i: (i not in best, sign * points[i, 1])):
@@ -327,18 +321,17 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
             axes.plot(*points[i], markersize=7, **style | point)
             if named:  # the bars of all would hide the points
                 _draw_seeds(axes, rows[i].metrics[metric], rows[i], value, style["color"])
-    front = points[sorted(best, key=lambda i: costly * points[i, 0])]
+    front = points[sorted(best, key=lambda i: points[i, 0])]
     axes.step(*front.T, where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     _scale_x(axes, points[:, 0], base=2 if cost == "cache" else 10)
     axes.margins(x=0.12, y=0.12)
-    better, gain = ("right", "more tokens/s") if cost == "speed" else ("left", "a lower cost")
     axes.set(
-        xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel="accuracy" if task else LOSS_LABEL
+        xlabel=f"{COST_AXES[cost]} (left is better)", ylabel="accuracy" if task else LOSS_LABEL
     )
     caption = (
         f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}. Filled markers: "
         "the Pareto front (the line), where no other variant has both a "
-        f"{'higher mean accuracy' if task else 'lower mean loss'} and {gain}."
+        f"{'higher mean accuracy' if task else 'lower mean loss'} and a lower cost."
     )
     if len(sections) > 1:
         sizes = ", ".join(section.parts["model"] for section in sections)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import COSTS, Comparison, Section
+from gptattn.compare.comparison import Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import Run, one_line
@@ -24,13 +24,9 @@ from gptattn.runs.sweep_states import PLANNED, describe_open
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
-# Of the plots that we write, and may remove.
-PLOT_NAMES = (
-    *(f"loss_{axis}" for axis in ("tokens", "flops", "seconds", "sizes", "sizes_cache", "cache")),
-    *("forest_loss", "loss_position", "loss_position_beyond"),
-    *(f"pareto_{cost}" for cost in COSTS),
-)
-FORMER_PLOT = re.compile(rf"(\d+_)?({'|'.join(PLOT_NAMES)})\.(svg|png)")
+# The plots that we write, and may remove.
+OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
+FORMER_PLOT = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)")
 
 
 def write_report(

@@ -1,7 +1,7 @@
 """Makes the tables, cells of text with their words, for terminal, Markdown, CSV and page."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.text import Text
 
 from gptattn.compare import verdicts
-from gptattn.compare.comparison import Comparison, Section, compare
+from gptattn.compare.comparison import Comparison, Row, Section, compare
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.rows import RATE, UNSET, Groups, rates_differ
+from gptattn.compare.rows import RATE, UNSET, rates_differ
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.machine.template import fill_template
 from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 
-# Heading -> metric, and the format of its mean.
-COLUMNS = {shown[0]: (metric, shown[1]) for metric, shown in REPORTED.items() if shown}
+# Heading, metric and the format of its mean, of those beside the loss.
+COLUMNS = [(shown[0], metric, shown[1]) for metric, shown in REPORTED.items() if shown][1:]
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
@@ -106,39 +106,30 @@ def _escape(cell: str) -> str:
 def report_rows(section: Section) -> list[list[str]]:
     """Return the cells of the report's table, heading row first.
 
-    If each variant has its own learning rate, that is a column.
+    If each variant has its own learning rate, that is a column; metrics of other kinds of data are
+    not.
     """
-    headings, *body = _metric_cells({row.name: row.metrics for row in section.rows}, section.groups)
     rates = rates_differ([row.runs[0] for row in section.rows])
-    versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
-    tests = [versus, "95% interval", "p"]
-    cells = [["variant", "n", *["lr"] * rates, headings[0], *tests, *headings[1:]]]
-    for row, (loss, *others) in zip(section.rows, body, strict=True):
+    known = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
+    columns = [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
+    columns += [(metric, metric, "{:.4g}".format) for metric in known if metric not in REPORTED]
+    versus = f"vs {section.baseline}"
+    versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
+    headings = ["variant", "n", *["lr"] * rates, "val loss", versus, "95% interval", "p"]
+    cells = [[*headings, *(heading for heading, _, _ in columns)]]
+    for row in section.rows:
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
-        cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *others])
+        loss = [mean_cell(row.metrics[LOSS]), *difference_cells(row.difference)]
+        means = [_cost_cell(row, metric, form) for _, metric, form in columns]
+        cells.append([row.name, str(row.n), *lr, *loss, *means])
     return cells
 
 
-def _metric_cells(metrics: Mapping[str, Mapping[str, Estimate]], groups: Groups) -> list[list[str]]:
-    """Return each row's means, headings first; metrics of other kinds of data have no column."""
-    known = dict.fromkeys(metric for row in metrics.values() for metric in row)
-    columns = {
-        heading: (metric, form)
-        for heading, (metric, form) in COLUMNS.items()
-        if metric in known or metric not in OF_DATA
-    }
-    columns |= {metric: (metric, "{:.4g}".format) for metric in known if metric not in REPORTED}
-    cells = [list(columns)]
-    for name, row in metrics.items():
-        absent = dict.fromkeys([*REPORTED, *known], MISSING)
-        if all(run.uncached for run in groups[name]):
-            absent[CACHE] = "no cache"
-        means = [
-            form(row[metric].mean) if metric in row else absent[metric]
-            for metric, form in columns.values()
-        ]
-        cells.append([mean_cell(row[LOSS]), *means[1:]])
-    return cells
+def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:
+    if (mean := row.mean(metric)) is not None:
+        return form(mean)
+    uncached = metric == CACHE and all(run.uncached for run in row.runs)
+    return "no cache" if uncached else MISSING
 
 
 def mean_cell(estimate: Estimate | None, form: Callable[[float], str] = "{:.4f}".format) -> str:
@@ -149,10 +140,6 @@ def mean_cell(estimate: Estimate | None, form: Callable[[float], str] = "{:.4f}"
         return form(estimate.mean)
     low, high = estimate.interval
     return f"{form(estimate.mean)} ± {(high - low) / 2:.4f}"
-
-
-def _fitting_heading(words: str, short: str) -> str:
-    return words if len(words) <= HEADING_WIDTH else short
 
 
 def difference_cells(d: Difference | None) -> list[str]:

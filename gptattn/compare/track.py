@@ -401,36 +401,25 @@ def track_table(track: Track) -> Table:
 
 
 def _list_cells(track: Track) -> list[list[str]]:
-    cells = [[*HEADINGS]]
-    for steps in track.budgets:
-        base = track.baseline[steps]
-        middle = ("", "1", "", "the baseline", "1")
-        cells.append([track.label(base), *_first_cells(base), *middle, *_last_cells(base)])
+    bases = [track.baseline[steps] for steps in track.budgets]
+    lines = [(track.label(base), base, ("", "1", "", "the baseline", "1")) for base in bases]
     for row in track.rows:
         low, high = row.interval
-        cells.append(
-            [
-                track.label(row.entry) + " *" * (not row.shipped),
-                *_first_cells(row.entry),
-                f"{row.difference:+.4f} ± {(high - low) / 2:.4f}",
-                _ratio_words((row.effective.value, row.effective.interval)),
-                "<0.001" if row.p < 0.001 else f"{row.p:.3f}",
-                row.verdict,
-                "" if row.time is None else _ratio_words(row.time),
-                *_last_cells(row.entry),
-            ]
+        compared = (
+            f"{row.difference:+.4f} ± {(high - low) / 2:.4f}",
+            _ratio_words((row.effective.value, row.effective.interval)),
+            "<0.001" if row.p < 0.001 else f"{row.p:.3f}",
+            row.verdict,
+            "" if row.time is None else _ratio_words(row.time),
         )
+        lines.append((track.label(row.entry) + " *" * (not row.shipped), row.entry, compared))
+    cells = [[*HEADINGS]]
+    for label, entry, compared in lines:
+        first = [label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
+        held = entry.caches
+        caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
+        cells.append([*first, *compared, *caches, f"{entry.params:,}"])
     return cells
-
-
-def _first_cells(entry: Entry) -> list[str]:
-    return [f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
-
-
-def _last_cells(entry: Entry) -> list[str]:
-    held = entry.caches
-    caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
-    return [*caches, f"{entry.params:,}"]
 
 
 def _ratio_words(ratio: Ratio) -> str:

@@ -1,8 +1,6 @@
 """States in words what the runs support, and no more."""
 
-import math
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.statistics import (
@@ -14,7 +12,7 @@ from gptattn.compare.statistics import (
 )
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
 
-LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
+EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
 LISTED = 6  # names in one sentence
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
 
@@ -36,27 +34,6 @@ def p_value(p: float) -> str:
     if 0.0495 <= p < ALPHA:
         return f"p < {ALPHA}"  # rounded, 0.0496 would read 0.050, not significant
     return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
-
-
-def share(value: float, of: float) -> str:
-    """Format value / of: as `1/3` or `2 times` if that is exact and simple, otherwise `37.0%`."""
-    ratio = value / of
-    simple = Fraction(ratio).limit_denominator(LARGEST_DENOMINATOR)
-    if math.isclose(float(simple), ratio, rel_tol=1e-9):
-        return f"{simple}" if ratio < 1 else f"{float(simple):.4g} times"
-    return f"{ratio:.1%}" if ratio < 1 else f"{ratio:.2f} times"
-
-
-def more_or_fewer(value: float, of: float) -> str:
-    """Format a relative change as `10% fewer`.
-
-    Whole percent from 10%, then one decimal, two below 0.1%; "" if two decimals show nothing.
-    """
-    change = abs(value / of - 1)
-    if change < 0.00005:
-        return ""
-    digits = 0 if change >= 0.0995 else 1 if change >= 0.00095 else 2
-    return f"{change:.{digits}%} {'more' if value > of else 'fewer'}"
 
 
 def seed_words(counts: Iterable[int]) -> str:
@@ -92,7 +69,7 @@ def section_words(section: Section) -> list[str]:
     sentences = []
     for row in others:
         loss, costs = difference_words(row, baseline), cost_words(row, baseline)
-        sentences.append(f"{loss}; {row.name} {listed(costs)}." if costs else f"{loss}.")
+        sentences.append(f"{loss}; {row.name} has {listed(costs)}." if costs else f"{loss}.")
     return [*sentences, best_words(section)]
 
 
@@ -143,23 +120,18 @@ def size_words(d: Difference) -> str:
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
-    """Return phrases on cache, parameters and FLOPs, which no seed changes, against the baseline's.
+    """Return `0.5 times the cache` and the like: costs that differ, over the baseline's.
 
-    Speed is not among them: it is compared by a measurement, with variants in turns.
+    No seed changes them. Speed is not among them: it is compared by a measurement, with variants in
+    turns.
     """
     words = []
-    for metric in (CACHE, PARAMS, FLOPS):
+    for metric, cost in EXACT_COSTS.items():
         value, of = row.mean(metric), baseline.mean(metric)
-        if not value or not of or value == of:
-            continue
-        change = more_or_fewer(value, of)
-        if metric == CACHE:
-            words.append(f"needs {share(value, of)} {'of ' * (value < of)}the cache")
-        elif metric == PARAMS and change:
-            words.append(f"has {change} parameters")
-        elif change:
-            whole = any(run.uncached for run in row.runs)  # a module of others
-            words.append(f"takes {change} FLOPs per token{', as torch counts them' * whole}")
+        if value and of and abs(value / of - 1) >= 0.0005:
+            words.append(f"{value / of:.3g} times the {cost}")
+    if words and any(run.uncached for run in row.runs):  # a module of others
+        words.append("FLOPs as torch counts them")
     return words
 
 
@@ -207,11 +179,9 @@ def match_words(section: Section) -> list[str]:
 
 def seed_notes(section: Section) -> list[str]:
     """Say why there are so many seeds, where the first of them decided it."""
-    differences = [row.difference for row in section.rows if row.difference]
-    stages = {d.first for d in differences if d.first}
-    if not stages:
-        return []
+    stages = {row.difference.first for row in section.rows if row.difference} - {None}
     return [
-        f"The spread over the first {min(stages)} seeds set how many more were run; intervals and "
-        "p of differences use the standard deviation of those alone (Stein 1945)."
+        f"The spread over the first {first} seeds set how many more were run; intervals and p of "
+        "differences use the standard deviation of those alone (Stein 1945)."
+        for first in stages
     ]

@@ -14,7 +14,6 @@ SPEED = "perf/tokens_per_s"  # in training; None if other runs shared the machin
 STEP_MS = "perf/step_ms"
 MFU = "perf/mfu"  # share of the device's measured FLOP/s
 MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
-MEASURED = (SPEED, STEP_MS, MEMORY)  # of the machine; not a result
 PARAMS, PARAMS_ATTENTION = "cost/params", "cost/params_attention"
 FLOPS = "cost/flops_per_token"  # in training
 CACHE = "cost/kv_bytes_per_token"  # None: the mechanism has no cache

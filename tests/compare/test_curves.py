@@ -61,9 +61,9 @@ def test_a_long_record_is_resampled(run):
     assert damage is None
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(found.train) == curves.POINTS
-    # 801 rows make 399 stretches of two and a last one of three.
-    assert found.train.loss.iloc[0] == pytest.approx((losses[0] + losses[1]) / 2)
-    assert found.train.loss.iloc[-1] == pytest.approx(sum(losses[-3:]) / 3)
+    # 801 rows make a stretch of three and 399 of two.
+    assert found.train.loss.iloc[0] == pytest.approx(sum(losses[:3]) / 3)
+    assert found.train.loss.iloc[-1] == pytest.approx(sum(losses[-2:]) / 2)
     assert len(found.val) == curves.POINTS
     assert (found.val.step.iloc[0], found.val.step.iloc[-1]) == (10, 8000)
 

@@ -41,9 +41,6 @@ def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(tuned):
         ["mha position=alibi", "3", "0.004", "1.9040 ± 0.0114"],
         ["gqa", "3", "0.004", "2.1027 ± 0.0076"],
     ]
-    assert "each variant has a learning rate of its own, lr: 0.004: 6 runs; 0.002: 3 runs" in (
-        first.warnings
-    )
     # In the other block all have the same rate.
     assert report_rows(second)[0][:3] == ["variant", "n", "val loss"]
     assert [first.title, second.title] == ["block=gpt2", "block=llama"]
