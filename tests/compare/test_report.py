@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from reporting import LOSSES, page_text, report
 from runfolders import write_run, write_sweep
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 from gptattn.compare.comparison import COSTS
 from gptattn.compare.table import load_comparison
@@ -100,6 +102,30 @@ def test_the_fronts_of_a_task_are_of_accuracy(tmp_path):
     table = load_comparison(tmp_path).table().set_index("variant")
     assert "params" in table.loc["gqa", "pareto"].split()
     assert table.loc["mha", "pareto"] == ""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_tensorboard_shows_mean_and_band(sweep, tmp_path, capsys):
+    board = tmp_path / "bands"
+    report(sweep, f"out={tmp_path / 'out'}", f"board={board}")
+    lines = ("mean", "low", "high")
+    assert {p.name for p in board.iterdir()} == {f"{v} {k}" for v in LOSSES for k in lines}
+    values = {}
+    for line in lines:
+        events = EventAccumulator(str(board / f"gqa {line}"))
+        events.Reload()
+        assert set(events.Tags()["tensors"]) == {"val/loss", "train/loss"}
+        last = events.Tensors("val/loss")[-1]
+        assert last.step == 100
+        values[line] = make_ndarray(last.tensor_proto).item()
+    losses = np.array(LOSSES["gqa"])
+    # t(0.975, 4) = 2.776445 from the table.
+    half = 2.776445 * losses.std(ddof=1) / np.sqrt(5)
+    assert values["mean"] == pytest.approx(losses.mean())
+    assert values["high"] - values["mean"] == pytest.approx(half, rel=1e-4)
+    assert values["mean"] - values["low"] == pytest.approx(half, rel=1e-4)
+    report(sweep, f"out={tmp_path / 'out'}", f"board={board}", code=2)
+    assert "board: " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("undrawn")
