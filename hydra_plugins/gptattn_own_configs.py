@@ -14,5 +14,6 @@ class OwnConfigs(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         here = Path.cwd()
+        # Not always: for --help Hydra walks through all folders below, such as those of runs.
         if any(True for group in GROUPS for _ in here.glob(f"{group}/*.yaml")):
             search_path.append("working directory", f"file://{here}")
