@@ -5,9 +5,15 @@ from pathlib import Path
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+GROUPS = ("attn", "part", "position", "block", "model", "data", "tokenizer", "optim")
+GROUPS += ("recipe", "experiment")
+
 
 class OwnConfigs(SearchPathPlugin):
-    """Adds the working directory to the end of Hydra's search path."""
+    """Adds the working directory to Hydra's search path if it has YAML files of a group."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append("working directory", f"file://{Path.cwd()}")
+        here = Path.cwd()
+        # Not always: for --help Hydra walks through all folders below, such as those of runs.
+        if any(True for group in GROUPS for _ in here.glob(f"{group}/*.yaml")):
+            search_path.append("working directory", f"file://{here}")

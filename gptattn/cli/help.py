@@ -3,6 +3,7 @@
 The template in conf/hydra/help calls the two resolvers, with the config that Hydra has composed.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill, shorten
@@ -38,27 +39,22 @@ def describe_settings(_root_: DictConfig) -> str:
     """
     own = OmegaConf.masked_copy(_root_, [str(key) for key in _root_ if key != "hydra"])
     plain: Any = OmegaConf.to_container(own, resolve=True)
-    values = dict(_flatten(plain))
-    common = read_comments(TRAIN)
-    others, chosen, titles = dict[str, str](), dict[str, str](), dict[str, str]()
+    choices = _root_.hydra.runtime.choices
+    others, chosen = dict[str, str](), dict[str, str]()
     for group, files in _find_files(_root_):
         for name, file in files.items() if group not in OVER_OTHERS else ():
-            others = read_comments(file, group) | others
-            if name == _root_.hydra.runtime.choices.get(group):
-                chosen |= read_comments(file, group)
-                titles[group] = f"{group}={name}: {_read_header(file)}"
-    comments = others | common | chosen
-    sections: dict[str, dict[str, str]] = {group: {} for group in titles}
-    for name in dict.fromkeys([*common, *values]):
-        group = name.partition(".")[0] if "." in name else ""
-        if name in values and name in comments:
-            rows = sections.setdefault(group, {})
-            rows[f"{name}={values[name]}"] = comments[name]
+            found = chosen if name == choices.get(group) else others
+            found |= read_comments(file, group)
+    comments = others | read_comments(TRAIN) | chosen
+    sections: dict[str, dict[str, str]] = {}
+    for name, value in _flatten(plain):
+        if name in comments:
+            group = name.partition(".")[0] if "." in name else "run"
+            sections.setdefault(group, {})[f"{name}={value}"] = comments[name]
     lines = list[str]()
     for group, rows in sections.items():
-        if rows:
-            title = titles.get(group) or f"{group or 'run'}: {comments.get(group, '')}"
-            lines += [f"  {shorten(title, WIDTH - 2, placeholder=' ...')}", *_make_table(rows)]
+        title = f"{group}={choices[group]}" if group in choices else group
+        lines += [f"  {title}", *_make_table(rows)]
     return _escape(lines)
 
 
@@ -80,15 +76,12 @@ def _read_header(file: Path) -> str:
 
 def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
     """Yield the dotted name of each setting with its value, as a user would type it."""
-    words = {None: "null", True: "true", False: "false"}
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{start}{key}.")
-        elif isinstance(value, list):
-            yield f"{start}{key}", f"[{','.join(map(str, value))}]"
         else:
-            known = value is None or isinstance(value, bool)
-            yield f"{start}{key}", words[value] if known else str(value)
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            yield f"{start}{key}", text.replace('"', "")
 
 
 def _make_table(rows: Mapping[str, str]) -> list[str]:
