@@ -42,7 +42,10 @@ SIZES = [
 ]
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 AS_THEY_ARE = ("convert", "attention-map", "check", "recipes")
-MEASURING = ("torture", "track_speeds", "simulate_statistics", "recipes_page", "variants_page")
+MEASURING = (
+    *("torture", "track_speeds", "track_fingerprints", "simulate_statistics"),
+    *("recipes_page", "variants_page"),
+)
 OF_SHAKESPEARE = {f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu")}
 
 
@@ -186,7 +189,9 @@ def _compare(arguments: list[str]) -> None:
     if arguments[:1] in (["outputs/track"], ["outputs/track_gate"]):
         return  # they need a baseline; tests/compare/test_track.py runs it
     asked = any("=" in a for a in arguments)
-    _run("gptattn-compare")([*arguments] if asked else [*arguments, "files=false"])
+    # The page's own metric is one that no run here has.
+    given = ["metrics=[train/loss]" if a.startswith("metrics=") else a for a in arguments]
+    _run("gptattn-compare")(given if asked else [*given, "files=false"])
 
 
 def _evaluate(arguments: list[str]) -> None:

@@ -23,13 +23,13 @@ import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert
 from gptattn.cli.commands.new import TEMPLATES
 
-ADDING = ROOT / "docs" / "add_a_variant.md"
+ADDING, TRAINING = ROOT / "docs" / "add_a_variant.md", ROOT / "docs" / "training.md"
 WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 # The experiments whose runs the pages compare, beside attention_suite.
 SWEPT = (
     *("precision", "optimizers", "speedrun_muon", "scratch", "positions", "zoology_fig2"),
     *("recall_window", "recall_variants", "recall_state", "until", "evidence", "tokenizers"),
-    "recipes",
+    *("recipes", "dropout"),
 )
 
 
@@ -56,6 +56,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: Callable[[str], Path]) 
         assert found is not None
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(found.group(1), encoding="utf-8")
+    found = re.search(
+        r"```python\n(.*?class HeadNorm.*?)```", TRAINING.read_text("utf-8"), re.DOTALL
+    )
+    assert found is not None
+    (home / "head_norm.py").write_text(found.group(1), encoding="utf-8")
     (home / "attn").mkdir()
     for file, template in (("mine.py", "module"), ("attn/mine.yaml", "settings")):
         text = (TEMPLATES / f"{template}.txt").read_text("utf-8")
@@ -75,7 +80,8 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
     monkeypatch.setattr(gptattn.sweep.loop, "run_stages", lambda *_: None)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which a command adds this folder
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    for name in ("mine", "head_norm"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     places = [*gptattn.attention.variants.__path__]
     places.append(str(made / "gptattn" / "attention" / "variants"))
     monkeypatch.setattr(gptattn.attention.variants, "__path__", places)
