@@ -104,7 +104,7 @@ def _average_stretches(curve: DataFrame) -> DataFrame:
     """Return at most POINTS points, each the mean over a stretch of rows."""
     if len(curve) <= POINTS:
         return curve
-    return curve.groupby(np.arange(len(curve)) * POINTS // len(curve)).mean()
+    return DataFrame(curve.groupby(np.arange(len(curve)) * POINTS // len(curve)).mean())
 
 
 def _thin_out(curve: DataFrame) -> DataFrame:
