@@ -231,7 +231,7 @@ def window_of(window: float | None, context_length: int) -> int | None:
     return window
 
 
-def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -> None:
+def check_sizes(d_out: int, num_heads: int, num_kv_heads: int) -> None:
     """Raise ValueError for impossible sizes; the message starts with the argument's name."""
     if num_heads < 1 or d_out % num_heads:
         raise ValueError(
@@ -243,5 +243,3 @@ def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -
             f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
             f"one of {divisors(num_heads)}"
         )
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"dropout={dropout} must lie in [0, 1); 0 switches it off")

@@ -19,10 +19,11 @@ the decay.
 import math
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, check_sizes
@@ -31,6 +32,10 @@ from gptattn.position.base import Documents, Positions
 
 Backend = Literal["chunked", "fla"]
 FLA_CHUNK = 64  # tokens, in all of fla's kernels
+# Arguments of several mechanisms.
+Chunk = Annotated[int, Meta(ge=1)]
+ConvSize = Annotated[int, Meta(ge=0)] | None
+Eps = Annotated[float, Meta(gt=0)]
 
 
 class RecurrentAttention(Attention):
@@ -60,13 +65,7 @@ class RecurrentAttention(Attention):
         backend: Backend,
     ) -> None:
         super().__init__()
-        check_sizes(d_out, num_heads, num_heads, 0.0)
-        if chunk < 1:
-            raise ValueError(f"chunk={chunk} must be 1 or more tokens; 32 or 64 is usual")
-        if not 0.0 < norm_eps < math.inf:
-            raise ValueError(f"norm_eps={norm_eps} must be a positive number; 1e-5 is usual")
-        if backend not in get_args(Backend):
-            raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
+        check_sizes(d_out, num_heads, num_heads)
         if backend == "fla" and not torch.cuda.is_available():
             raise ValueError("backend=fla needs a CUDA device, and there is none; use chunked")
         if backend == "fla" and find_spec("fla") is None:
@@ -83,17 +82,13 @@ class RecurrentAttention(Attention):
         self, channels: int, conv_size: int | None, bias: bool = False
     ) -> "ShortConvolution | None":
         """Return a convolution over `conv_size` tokens; None for 0 or None."""
-        conv_size = conv_size or 0
-        if conv_size < 0:
-            raise ValueError(
-                f"conv_size={conv_size} is negative; give the tokens that a convolution sees, "
-                "or null for none"
-            )
+        if not conv_size:
+            return None
         if conv_size > self.context_length:
             raise ValueError(
                 f"conv_size={conv_size} is above context_length={self.context_length}; 4 is usual"
             )
-        return ShortConvolution(channels, conv_size, bias) if conv_size else None
+        return ShortConvolution(channels, conv_size, bias)
 
     def convolve(
         self, x_BTC: Tensor, cache: Cache | None, start_BT: Tensor | None, there_BT1: Tensor | None

@@ -82,8 +82,7 @@ class Rule:
     In rows of several documents it only sees its own document.
 
     score = cap(scale * q k^T) + decay + bias, with cap(s) = softcap * tanh(s / softcap); the mask
-    comes after these, the softmax last. Raises ValueError for an impossible value; the message
-    starts with the field.
+    comes after these, the softmax last.
 
     window: number of keys that a query sees, its own included: i - window < j <= i.
     chunk: a query only sees keys of its own chunk of so many positions: i // chunk = j // chunk.
@@ -103,16 +102,6 @@ class Rule:
     sink_H: Tensor | None = None
     decay: Decay | None = None
     chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
-            raise ValueError(
-                f"scale={self.scale} must be a positive number; null: the mechanism's own"
-            )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window} must be 1 or more: the token itself, or None")
-        if self.softcap is not None and not 0 < self.softcap < math.inf:
-            raise ValueError(f"softcap={self.softcap} must be a positive number, or None")
 
     @property
     def changes_scores(self) -> bool:

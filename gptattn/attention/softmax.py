@@ -3,10 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import chain
-from typing import ClassVar, NamedTuple, TypedDict, get_args
+from typing import Annotated, ClassVar, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared, check_sizes, window_of
@@ -17,14 +18,15 @@ from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
 from gptattn.position.base import HeadPosition, Positions
 
+HeadDim = Annotated[int, Meta(ge=1)] | None  # None: d_out / num_heads
 Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [B, G, T, D]
 
 
 class Common(TypedDict, total=False):
     """Arguments of every softmax mechanism besides its sizes, passed on to `SoftmaxAttention`."""
 
-    dropout: float
-    scale: float | None
+    dropout: Annotated[float, Meta(ge=0, lt=1)]
+    scale: Annotated[float, Meta(gt=0)] | None
     window: float | None
     chunk: int | None
     backend: Backend
@@ -81,11 +83,7 @@ class SoftmaxAttention(Attention):
         head_dim: int | None = None,
     ) -> None:
         super().__init__()
-        check_sizes(d_out if head_dim is None else num_heads, num_heads, num_kv_heads, dropout)
-        if head_dim is not None and head_dim < 1:
-            raise ValueError(f"head_dim={head_dim} must be positive; null: d_out / num_heads")
-        if backend not in get_args(Backend):
-            raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
+        check_sizes(d_out if head_dim is None else num_heads, num_heads, num_kv_heads)
         if backend == "flex" and not torch.cuda.is_available():
             raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length

@@ -6,11 +6,12 @@ rows a batch holds is a pure function of (seed, step), as with text.
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
@@ -20,6 +21,7 @@ from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
 
 Ids = NDArray[np.int64]
+Count = Annotated[int, Meta(ge=1)]
 Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
 VALIDATION = 2**32  # the seed of the validation's rows, one above the largest of a run
 PROBED_ROWS = 1000  # drawn to check whether most rows are held out
@@ -32,14 +34,10 @@ class Task(Source):
     Raises ValueError for values that allow no rows of any length.
     """
 
-    vocab_size: int
-    val_rows: int = 1000
+    vocab_size: Count
+    val_rows: Count = 1000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is int and value < 1:
-                raise ValueError(f"{field.name}={value} is not a positive number")
         least, _ = self.least()
         if self.vocab_size < least:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
@@ -85,8 +83,8 @@ class Recall(Task):
     Source: Arora et al. 2023 (Zoology), arXiv:2312.04927, appendix E.1.
     """
 
-    vocab_size: int = 8192
-    pairs: int = 4
+    vocab_size: Count = 8192
+    pairs: Count = 4
     power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
     blanks: bool = False
 
@@ -122,7 +120,7 @@ class Copy(Task):
     Source: Jelassi et al. 2024, arXiv:2402.01032, sec. 2.
     """
 
-    vocab_size: int = 64
+    vocab_size: Count = 64
 
     def least(self) -> tuple[int, int]:
         return 3, 2  # the separator, and two to choose from
@@ -150,7 +148,7 @@ class Induction(Task):
     arXiv:2212.14052, sec. 3.1.
     """
 
-    vocab_size: int = 64
+    vocab_size: Count = 64
 
     def least(self) -> tuple[int, int]:
         return 3, 3  # the marker, and two to choose from; two markers, and an id between
@@ -175,8 +173,8 @@ class SelectiveCopy(Task):
     Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 3.1 and appendix E.1.
     """
 
-    vocab_size: int = 18
-    tokens: int = 16  # to be given back
+    vocab_size: Count = 18
+    tokens: Count = 16  # to be given back
 
     def least(self) -> tuple[int, int]:
         return 4, 2 * self.tokens  # the blank, the mark, and two to choose from

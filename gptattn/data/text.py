@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from gptattn.data.run_data import Request
 from gptattn.data.tokenizer import SEPARATOR, Piece, Tokenizer, utf8
@@ -247,19 +249,16 @@ class PackageSource(PythonSource):
 
     `name` is what Python imports. `held_out` is the share of files to hold out; for `version`,
     null stands for any. `even_windows` spreads the training windows evenly over the text. Raises
-    DataError if the package is not installed, or not in this version, and ConfigError for a share
-    out of range.
+    DataError if the package is not installed, or not in this version.
     """
 
     def __init__(
         self,
         name: str,
         version: str | None = None,
-        held_out: float = HELD_OUT,
+        held_out: Annotated[float, Meta(gt=0, lt=1)] = HELD_OUT,
         even_windows: bool = False,
     ) -> None:
-        if not 0 < held_out < 1:
-            raise ConfigError("data.held_out", f"{held_out} must be above 0 and below 1")
         found = importlib.util.find_spec(name) if name.isidentifier() else None
         installed = _installed_version(name)
         if found is None or not found.submodule_search_locations or installed is None:

@@ -5,9 +5,10 @@ Two published iterations bring the singular values near 1 and keep the singular 
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from gptattn.optim.matrix_rule import MatrixRule, State
@@ -49,8 +50,7 @@ class Muon(MatrixRule):
     one shape, or its transpose, are computed together.
 
     `steps` steps of `iteration` bring the singular values near 1, in float32 or the weights' wider
-    format; with `dtype=bfloat16` in that, as in the sources. Raises ValueError for a value out of
-    range.
+    format; with `dtype=bfloat16` in that, as in the sources.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; polar_express: Amsel et
     al. 2025, arXiv:2505.16932, listing 2; the scale: Liu et al. 2025, arXiv:2502.16982, sec. 2.2.
@@ -58,23 +58,13 @@ class Muon(MatrixRule):
 
     def __init__(
         self,
-        momentum: float = 0.95,
+        momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95,
         nesterov: bool = True,
-        rms: float = 0.2,
+        rms: Annotated[float, Meta(gt=0)] = 0.2,
         iteration: Iteration = "polar_express",
-        steps: int = 5,
+        steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 5,
         dtype: Format = "weights",
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum={momentum} is out of range; give 0 or more, below 1")
-        if not 0 < rms < float("inf"):
-            raise ValueError(f"rms={rms} must be a positive number, such as 0.2")
-        if iteration not in get_args(Iteration):
-            raise ValueError(f"iteration={iteration} is unknown; one of {get_args(Iteration)}")
-        if dtype not in get_args(Format):
-            raise ValueError(f"dtype={dtype} is unknown; one of {get_args(Format)}")
-        if not 1 <= steps <= MAX_STEPS:
-            raise ValueError(f"steps={steps} is out of range; give 1 to {MAX_STEPS}")
         self.momentum, self.nesterov, self.rms = momentum, nesterov, rms
         self.dtype = torch.bfloat16 if dtype == "bfloat16" else None
         self._polynomials = choose_polynomials(iteration, steps)

@@ -1,9 +1,10 @@
 """Rotary positions (RoPE): all or part of a head, stretched contexts (YaRN)."""
 
 import math
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from gptattn.position.base import HeadPosition, Positions, table_index
@@ -26,8 +27,7 @@ class RotaryPosition(HeadPosition):
     which is `original_context` tokens, by default context_length / stretch. Frequencies and scores
     change as in YaRN; 1.0 changes nothing.
 
-    Raises ValueError if R is 0, for an odd head that rotates as a whole, and for an impossible
-    number.
+    Raises ValueError if R is 0, and for an odd head that rotates as a whole.
 
     Source: Su et al. 2021, arXiv:2104.09864, sec. 3.2; stretch: Peng et al. 2023,
     arXiv:2309.00071, sec. 3.2 to 3.4.
@@ -41,19 +41,13 @@ class RotaryPosition(HeadPosition):
         self,
         context_length: int,
         head_dim: int,
-        base: float = 10_000.0,
-        fraction: float = 1.0,
-        stretch: float = 1.0,
-        original_context: int | None = None,
+        base: Annotated[float, Meta(gt=0)] = 10_000.0,
+        fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0,
+        stretch: Annotated[float, Meta(ge=1)] = 1.0,
+        original_context: Annotated[int, Meta(ge=1)] | None = None,
         pairs: Pairs = "half",
     ) -> None:
         super().__init__()
-        if pairs not in get_args(Pairs):
-            raise ValueError(f"pairs={pairs} is unknown; give {' or '.join(get_args(Pairs))}")
-        if not 0 < fraction <= 1:
-            raise ValueError(
-                f"fraction={fraction} must be above 0 and at most 1, which rotates all"
-            )
         if fraction == 1 and head_dim % 2:
             raise ValueError(
                 f"head_dim={head_dim} must be even for rotary positions; change the number of "
@@ -65,18 +59,10 @@ class RotaryPosition(HeadPosition):
                 f"fraction={fraction} of head_dim={head_dim} is less than 2 numbers; give "
                 f"{2 / head_dim:.3g} or more"
             )
-        if not 0 < base < math.inf:
-            raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")
-        if not 1 <= stretch < math.inf:
-            raise ValueError(f"stretch={stretch} must be 1.0 (none) or more")
         if stretch == 1 and original_context is not None:
             raise ValueError(
                 f"original_context={original_context} has no effect with stretch=1.0; "
                 "give the stretch too, or null"
-            )
-        if original_context is not None and original_context < 1:
-            raise ValueError(
-                f"original_context={original_context} must be 1 or more tokens, or null"
             )
         if stretch > 1 and base <= 1:
             raise ValueError(f"base={base} must be above 1 where the context is stretched")

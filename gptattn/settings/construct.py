@@ -127,7 +127,9 @@ class Arguments:
 def arguments_of(target: Callable[..., Any]) -> Arguments:
     """Return the arguments of a class or function; `**rest: Unpack[T]` has the keys of T."""
     try:
-        hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+        hints = get_type_hints(
+            target.__init__ if inspect.isclass(target) else target, include_extras=True
+        )
     except (NameError, TypeError):  # names that exist for a type checker only
         hints = {}
     types: dict[str, Any] = {}
@@ -137,7 +139,7 @@ def arguments_of(target: Callable[..., Any]) -> Arguments:
         if parameter.kind is parameter.VAR_KEYWORD:
             if get_origin(hint) is Unpack:
                 (typed_dict,) = get_args(hint)
-                types |= get_type_hints(typed_dict)
+                types |= get_type_hints(typed_dict, include_extras=True)
                 required += typed_dict.__required_keys__
             else:
                 others = True

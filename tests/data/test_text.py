@@ -78,8 +78,6 @@ def test_a_package_is_its_sources_in_the_version_that_was_asked_for():
     for name in ("nothing_like_it", "../x", "json"):
         with refuses("data.name: installed", 3):
             PackageSource(name)
-    with refuses("data.held_out: below 1"):
-        PackageSource("networkx", version, held_out=1)
 
 
 def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(tmp_path, monkeypatch):

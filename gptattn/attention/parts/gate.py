@@ -1,6 +1,6 @@
 """A gate on each head's output."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ class Gate(Part):
     """Multiplies the heads' outputs Y by sigmoid(X W), X being the attention's input.
 
     `headwise` has one gate per head, W [d_in, H]; `elementwise` one per number, W [d_in, H * D]. W
-    has no bias and starts as any projection does, so gates start near 1/2. Raises ValueError for
-    another granularity.
+    has no bias and starts as any projection does, so gates start near 1/2.
 
     Source: Qiu et al. 2025, arXiv:2505.06708, sec. 2.2: the gate after the attention (G1),
     multiplicative, a gate of its own for each head.
@@ -26,9 +25,6 @@ class Gate(Part):
         self, d_in: int, num_heads: int, head_dim: int, granularity: Granularity = "elementwise"
     ) -> None:
         super().__init__()
-        if granularity not in get_args(Granularity):
-            known = " or ".join(get_args(Granularity))
-            raise ValueError(f"granularity={granularity} is unknown; give {known}")
         self.headwise = granularity == "headwise"
         self.W_gate = Linear(d_in, num_heads * (1 if self.headwise else head_dim), bias=False)
 

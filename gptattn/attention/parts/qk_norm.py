@@ -1,8 +1,9 @@
 """Queries and keys normalised, per head or over the width."""
 
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from gptattn.attention.base import Shared
@@ -18,8 +19,7 @@ class QKNorm(Part):
     q becomes gain_D * q / sqrt(mean(q^2) + eps), and so does k with a gain of its own. All heads
     share the two gains: 2 * D parameters; a layer without keys of its own (num_kv_heads=0) has the
     first alone. over=width takes the mean over all heads together, as OLMo 2 does: (H + G) * D
-    parameters. gain=False leaves the gains out, as Llama 4 does. Raises ValueError for an eps that
-    is not positive.
+    parameters. gain=False leaves the gains out, as Llama 4 does.
 
     Source: Dehghani et al. 2023, arXiv:2302.05442, sec. 2 (with LayerNorm); per head with RMSNorm
     as in Qwen3, arXiv:2505.09388, sec. 2; over the width: OLMo 2, arXiv:2501.00656, sec. 3.3.
@@ -31,17 +31,13 @@ class QKNorm(Part):
     def __init__(
         self,
         head_dim: int,
-        eps: float = 1e-6,
+        eps: Annotated[float, Meta(gt=0)] = 1e-6,
         over: Over = "head",
         gain: bool = True,
         num_heads: int = 1,
         num_kv_heads: int = 1,
     ) -> None:
         super().__init__()
-        if not 0 < eps < float("inf"):
-            raise ValueError(f"eps={eps} must be a small positive number, such as 1e-6")
-        if over not in get_args(Over):
-            raise ValueError(f"over={over} is unknown; give {' or '.join(get_args(Over))}")
         self.eps = eps
         wide = over == "width"
         q_size, k_size = (head_dim * (n if wide else min(1, n)) for n in (num_heads, num_kv_heads))

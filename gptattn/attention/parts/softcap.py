@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
+from msgspec import Meta
 from torch import Tensor
 
 from gptattn.attention.parts.base import Part
@@ -12,15 +14,11 @@ from gptattn.attention.rule import Rule
 class SoftCap(Part):
     """A score s, scaled, becomes cap * tanh(s / cap), before positions, the mask and a sink act.
 
-    Raises ValueError for a cap that is not positive.
-
     Source: Gemma 2, arXiv:2408.00118, sec. 2 (cap 50 in the attention).
     """
 
-    def __init__(self, cap: float = 50.0) -> None:
+    def __init__(self, cap: Annotated[float, Meta(gt=0)] = 50.0) -> None:
         super().__init__()
-        if not 0 < cap < float("inf"):
-            raise ValueError(f"cap={cap} must be a positive number; 50.0 is Gemma 2's")
         self.cap = cap
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:

@@ -1,8 +1,9 @@
 """Queries that grow with their position, so that long contexts do not flatten the weights."""
 
-import math
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from gptattn.attention.base import Shared
@@ -13,19 +14,18 @@ from gptattn.position.base import Documents
 class Temperature(Part):
     """A query at position p becomes q (1 + strength * log(1 + floor((p + 1) / floor))).
 
-    Up to `floor` - 1 tokens nothing changes. Without parameters. Raises ValueError for a strength
-    that is not positive, and for a floor below 1.
+    Up to `floor` - 1 tokens nothing changes. Without parameters.
 
     Source: Llama 4, Meta 2025, in the layers without positions; after Nakanishi 2025,
     arXiv:2501.19399, sec. 3.
     """
 
-    def __init__(self, strength: float = 0.1, floor: int = 8192) -> None:
+    def __init__(
+        self,
+        strength: Annotated[float, Meta(gt=0)] = 0.1,
+        floor: Annotated[int, Meta(ge=1)] = 8192,
+    ) -> None:
         super().__init__()
-        if not 0 < strength < math.inf:
-            raise ValueError(f"strength={strength} must be a positive number; 0.1 is Llama 4's")
-        if floor < 1:
-            raise ValueError(f"floor={floor} must be 1 or more tokens; 8192 is Llama 4's")
         self.strength, self.floor = strength, floor
 
     def heads(

@@ -1,8 +1,9 @@
 """Cross-layer attention: layers that reuse the keys and values of an earlier layer."""
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Annotated, Unpack
 
+from msgspec import Meta
 from torch import Tensor
 
 from gptattn.attention.base import Shared
@@ -32,14 +33,12 @@ class CrossLayerAttention(SoftmaxAttention):
         num_heads: int,
         num_kv_heads: int = 1,
         *,
-        share: int = 2,
+        share: Annotated[int, Meta(ge=2)] = 2,
         layer: int = 0,
         qkv_bias: bool = False,
         out_bias: bool = True,
         **common: Unpack[Common],
     ) -> None:
-        if share < 2:
-            raise ValueError(f"share={share} must be 2 or more; 2: every second layer reuses")
         super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
         self.reuses = layer % share > 0
         self._name = f"keys and values of layer {layer - layer % share}"

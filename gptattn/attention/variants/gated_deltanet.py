@@ -4,10 +4,11 @@ The gated delta rule, S = exp(g) S; S = S + beta k (v - k^T S)^T; o = S^T q, is 
 `attention/recurrence.py`. Letters beside the usual ones: V value size of a head, C channels.
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor, nn
 
 from gptattn.attention.base import Shared
@@ -15,6 +16,9 @@ from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
     Backend,
+    Chunk,
+    ConvSize,
+    Eps,
     RecurrentAttention,
     draw_decay_bias,
     read_positions,
@@ -52,18 +56,16 @@ class GatedDeltaNet(RecurrentAttention):
         context_length: int,
         num_heads: int,
         *,
-        conv_size: int | None = 4,
+        conv_size: ConvSize = 4,
         expand_k: float = 1.0,
         expand_v: float = 1.0,
-        value_heads: int = 1,
-        chunk: int = 32,
-        norm_eps: float = 1e-5,
+        value_heads: Annotated[int, Meta(ge=1)] = 1,
+        chunk: Chunk = 32,
+        norm_eps: Eps = 1e-5,
         backend: Backend = "chunked",
         out_bias: bool = True,
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
-        if value_heads < 1:
-            raise ValueError(f"value_heads={value_heads} must be 1 or more for each key head")
         D = self.key_size = scale_size("expand_k", expand_k, d_out // num_heads)
         V = self.value_size = scale_size("expand_v", expand_v, d_out // num_heads)
         states = self.states = num_heads * value_heads

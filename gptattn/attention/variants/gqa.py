@@ -7,7 +7,7 @@ from torch import Tensor
 from gptattn.attention.base import HasHeads
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
+from gptattn.attention.softmax import Common, HeadDim, Heads, SoftmaxAttention, split_heads
 
 
 class GroupedQueryAttention(HasHeads, SoftmaxAttention):
@@ -32,7 +32,7 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
         qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
-        head_dim: int | None = None,
+        head_dim: HeadDim = None,
         **common: Unpack[Common],
     ) -> None:
         sizes = d_in, d_out, context_length, num_heads, num_kv_heads

@@ -16,6 +16,9 @@ from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
     Backend,
+    Chunk,
+    ConvSize,
+    Eps,
     RecurrentAttention,
     draw_decay_bias,
     read_positions,
@@ -53,10 +56,10 @@ class KimiDeltaAttention(RecurrentAttention):
         context_length: int,
         num_heads: int,
         *,
-        conv_size: int | None = 4,
+        conv_size: ConvSize = 4,
         expand: float = 1.0,
-        chunk: int = 32,
-        norm_eps: float = 1e-5,
+        chunk: Chunk = 32,
+        norm_eps: Eps = 1e-5,
         backend: Backend = "chunked",
         out_bias: bool = True,
     ) -> None:

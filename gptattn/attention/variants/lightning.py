@@ -13,6 +13,8 @@ from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
     Backend,
+    Chunk,
+    Eps,
     RecurrentAttention,
     read_positions,
     scale_size,
@@ -45,8 +47,8 @@ class LightningAttention(RecurrentAttention):
         num_heads: int,
         *,
         expand: float = 1.0,
-        chunk: int = 64,
-        norm_eps: float = 1e-6,
+        chunk: Chunk = 64,
+        norm_eps: Eps = 1e-6,
         backend: Backend = "chunked",
         out_bias: bool = True,
         layer: int = 0,

@@ -6,8 +6,11 @@ Letters beside the usual ones: H heads of values, D state size, V value size of 
 of all heads, G groups of heads that share B and C.
 """
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from msgspec import Meta
 from torch import Tensor, nn
 
 from gptattn.attention.base import Shared, divisors
@@ -15,6 +18,9 @@ from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.recurrence import (
     Backend,
+    Chunk,
+    ConvSize,
+    Eps,
     RecurrentAttention,
     draw_decay_bias,
     read_positions,
@@ -49,21 +55,17 @@ class Mamba2(RecurrentAttention):
         context_length: int,
         num_heads: int,
         *,
-        state_size: int | None = None,
+        state_size: Annotated[int, Meta(ge=1)] | None = None,
         groups: int = 1,
         expand: float = 2.0,
-        head_dim: int | None = None,
-        conv_size: int | None = 4,
-        chunk: int = 64,
-        norm_eps: float = 1e-5,
+        head_dim: Annotated[int, Meta(ge=1)] | None = None,
+        conv_size: ConvSize = 4,
+        chunk: Chunk = 64,
+        norm_eps: Eps = 1e-5,
         backend: Backend = "chunked",
         out_bias: bool = True,
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
-        if state_size is not None and state_size < 1:
-            raise ValueError(f"state_size={state_size} must be positive; null: 2 * head_dim")
-        if head_dim is not None and head_dim < 1:
-            raise ValueError(f"head_dim={head_dim} must be positive; null: d_out / num_heads")
         V = self.head_dim = d_out // num_heads if head_dim is None else head_dim
         H = self.heads = round(expand * d_out / V)
         if H < 1 or abs(H * V - expand * d_out) > 1e-6:

@@ -7,7 +7,7 @@ from torch import Tensor
 from gptattn.attention.base import HasHeads
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
+from gptattn.attention.softmax import Common, HeadDim, Heads, SoftmaxAttention, split_heads
 
 
 class MultiHeadAttention(HasHeads, SoftmaxAttention):
@@ -29,7 +29,7 @@ class MultiHeadAttention(HasHeads, SoftmaxAttention):
         qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
-        head_dim: int | None = None,
+        head_dim: HeadDim = None,
         **common: Unpack[Common],
     ) -> None:
         sizes = d_in, d_out, context_length, num_heads, num_heads

@@ -58,7 +58,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         out_bias: bool = True,
         **common: Unpack[Common],
     ) -> None:
-        check_sizes(d_out, num_heads, num_heads, common.get("dropout", 0.0))  # before dividing
+        check_sizes(d_out, num_heads, num_heads)  # before dividing
         position = common.get("position")
         D, P = d_out // num_heads, rope_size(rope_dim, d_out // num_heads, position)
         if common.get("scale") is None:
