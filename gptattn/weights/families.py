@@ -21,7 +21,7 @@ class Family:
     If several of our modules share a name in `names`, that tensor holds ours one after the other.
     """
 
-    name: str  # `model_type` in config.json, and the word after from= of gptattn-convert
+    name: str  # `model_type` in config.json
     title: str  # in messages
     architecture: str  # the class in transformers
     fixed: dict[str, Any]  # the settings that all its models share
@@ -282,7 +282,3 @@ SMOLLM3 = replace(
 )
 
 FAMILIES = {family.name: family for family in (GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3)}
-
-# Kinds of models whose attention is a recipe, and what our block lacks of them.
-AFTER = "norms after the attention and the MLP"
-LACKING = dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm4", "exaone4"), AFTER)

@@ -17,10 +17,6 @@ from gptattn.weights.convert import check_heads, describe_mechanism, describe_mo
 from gptattn.weights.families import as_overrides
 from gptattn.weights.hugging_face import FILES, find_family, has_tokenizer, load_checkpoint
 
-# Settings by which the files in conf/block differ, and those that often differ within one.
-NAMES_BLOCK = {"model.mlp", "block.norm", "block.bias"}
-WITHIN_BLOCK = ("block.norm_eps", "block.tied_head")
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -101,7 +97,7 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
 
     Raises ConfigError if this run's tokenizer needs more ids than the origin has.
     """
-    source, choices = origin.model, origin.cfg.choices
+    source = origin.model
     theirs, ours = describe_model(source, origin.cfg), describe_model(target, cfg)
     different = {name: value for name, value in theirs.items() if value != ours.get(name, value)}
     given: dict[str, Any] = {}
@@ -115,11 +111,6 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
             f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
             f"{target.vocab_size:,}; use the tokenizer that it was trained with",
         )
-    if different.keys() & NAMES_BLOCK and choices["block"] != cfg.choices["block"]:
-        given["block"] = choices["block"]
-        different = {k: v for k, v in different.items() if k not in NAMES_BLOCK}
-        # Choosing the block's file may change these as well.
-        different |= {name: theirs[name] for name in WITHIN_BLOCK}
     if "position" in different:
         # These are the file's own fraction, stretch and pairs.
         usual = (1.0, "half")

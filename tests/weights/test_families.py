@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from support import refuses
 from transformers import (
     AutoModelForCausalLM,
-    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForCausalLM,
@@ -160,13 +159,6 @@ def test_a_release_is_read_into_its_recipe(config, tmp_path):
     cfg, ours = load_checkpoint(tmp_path, family)
     assert cfg.variant == family.name
     assert_same_logits(ours, model)
-
-
-def test_a_release_whose_block_is_another_is_refused_by_name(tmp_path):
-    config = Gemma3TextConfig(**OF_RECIPES | {"rope_parameters": None})
-    config.save_pretrained(tmp_path)
-    with refuses("*: 'gemma3_text'", 4):
-        find_family(tmp_path)
 
 
 def test_old_names_tables_and_masks_are_read(gpt2, llama):

@@ -13,14 +13,12 @@ from gptattn.cli.arguments import PACKAGES, Seed, option, parse, run_script
 from gptattn.data import hub
 from gptattn.data.bpe import find_files
 from gptattn.data.tokenizer import write_files
-from gptattn.errors import CheckpointError, ConfigError, RunFolderError
+from gptattn.errors import ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import take_over
-from gptattn.weights.families import FAMILIES
 from gptattn.weights.hugging_face import (
-    CONFIG,
     FILES,
     find_family,
     has_tokenizer,
@@ -35,17 +33,13 @@ TRIAL_TOKENS = 256
 class Arguments:
     """from=outputs/... to=gqa to.num_kv_heads=4 method=mean"""
 
-    from_: Path = option(
-        "a run folder, or one that this command made; gpt2, llama or qwen2, with path="
+    from_: str = option(
+        "a run folder, or one that this command made; or a Hugging Face folder of a GPT-2, Llama, "
+        "Qwen or SmolLM3 with its tokenizer, or hf:owner/name[@revision]"
     )
     to: str = option(
         "a variant in conf/attn; to.NAME=VALUE changes its settings. Or hf: writes a folder that "
         "transformers opens, GPT-2's, or Llama's or Qwen2's for a model with block=llama"
-    )
-    path: str | None = option(
-        "with from=gpt2, llama or qwen2, a Hugging Face folder: config.json, model.safetensors and "
-        "its tokenizer; or a name on the hub, openai-community/gpt2 or "
-        "hf:openai-community/gpt2@main"
     )
     method: InitMethod = option("how key/value heads are merged: mean, first or random", "mean")
     seed: Seed = option("seed of method=random", 1)
@@ -61,22 +55,10 @@ def load_source(args: Arguments) -> SavedRun:
     A folder without a tokenizer gets the byte tokenizer, and a line says so. Raises a UserError if
     it cannot be read, or if the model has fewer ids than its tokenizer.
     """
-    folder, named = args.from_, FAMILIES.get(str(args.from_))
-    if named is not None:
-        if args.path is None:
-            raise ConfigError("path", f"is missing; from={named.name} needs path=DIR")
-        folder = hub.local_folder(args.path, "path", FILES)
+    folder = hub.local_folder(args.from_, "from", FILES)
     family = find_family(folder)
-    if family is None and named is None:
-        return load_run(folder, args.allow_targets)
     if family is None:
-        raise CheckpointError(
-            "path", f"{folder} has no {CONFIG}; give a Hugging Face folder, or hf:owner/name"
-        )
-    if family is not named:
-        raise ConfigError(
-            "from", f"{folder} is {family.title}'s; give from={family.name} path={folder}"
-        )
+        return load_run(folder, args.allow_targets)
     cfg, model = load_checkpoint(folder, family)
     tokenizer, bare = build_tokenizer(cfg), not has_tokenizer(folder, family)
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
@@ -87,7 +69,7 @@ def load_source(args: Arguments) -> SavedRun:
         if model.vocab_size < ids:
             whose = f"{lacks}the byte tokenizer" if bare else "the tokenizer"
             has = f"has {ids:,} ids, the model {model.vocab_size:,}"
-            raise ConfigError("path", f"{whose} {has}; add the model's own tokenizer")
+            raise ConfigError("from", f"{whose} {has}; add the model's own tokenizer")
         if bare:
             print(f"{lacks}recorded the byte tokenizer. To generate text, supply the model's own")
     return SavedRun(folder, cfg, model, tokenizer, folder)
@@ -111,22 +93,16 @@ def convert(arguments: Sequence[str]) -> None:
     """Convert the weights, write the folder, and print how far the logits moved."""
     args = parse(Arguments, [one for one in arguments if not one.startswith("to.")])
     changes = [one.removeprefix("to.") for one in arguments if one.startswith("to.")]
-    if args.path is not None and str(args.from_) not in FAMILIES:
-        families = " and from=".join(FAMILIES)
-        raise ConfigError("path", f"works only with from={families}; leave it out")
     if args.to == "hf" and changes:
         raise ConfigError(
             f"to.{changes[0].partition('=')[0]}", "is not a setting: hf has none; leave it out"
         )
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise RunFolderError("out", f"{args.out} is a file; give a folder")
-    path, beside = args.path, args.from_
-    if path is not None:
-        if hub.NAME.fullmatch(path) and not Path(path).exists():
-            path = hub.PREFIX + path
-        repo = path.removeprefix(hub.PREFIX).partition("@")[0]
-        beside = Path("outputs", Path(repo).name) if hub.is_hub_name(path) else Path(path)
-    saved = load_source(replace(args, path=path))
+    beside = Path(args.from_)
+    if hub.is_hub_name(args.from_):
+        beside = Path("outputs", Path(args.from_.partition("@")[0]).name)
+    saved = load_source(args)
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
         refuse_taken(out)
