@@ -1,7 +1,6 @@
 """Writes files atomically: whole or not at all.
 
-If the disk is full or read-only, or permission is missing, DiskError names the path and, when full,
-the bytes needed.
+If the disk is full or read-only, or permission is missing, DiskError names the path.
 """
 
 import contextlib
@@ -22,8 +21,8 @@ LEFT_OVER = 86_400  # seconds after which they are abandoned
 
 
 @contextlib.contextmanager
-def explain_disk_errors(path: Path, size: Callable[[], int]) -> Iterator[None]:
-    """Raise DiskError, naming the path, if the disk refuses; `size()` returns the bytes needed."""
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Raise DiskError, naming the path, if the disk refuses."""
     try:
         yield
     except OSError as error:
@@ -33,8 +32,7 @@ def explain_disk_errors(path: Path, size: Callable[[], int]) -> Iterator[None]:
             raise
         way = "give another folder"
         if error.errno in FULL:
-            free = free_bytes(path)
-            way = f"at least {size():,} bytes are needed and {free:,} are free, make room"
+            way = f"{free_bytes(path):,} bytes are free, make room"
         raise DiskError(str(path), f"{error.strerror}; {way}") from error
 
 
@@ -67,7 +65,7 @@ def disk_errors(folder: Path, option: str) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
 
-    Raises DiskError, with the bytes needed, if the disk refuses.
+    Raises DiskError if the disk refuses.
     """
     with replacing(path) as file:
         write(file)
@@ -79,8 +77,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     Old unfinished files that killed processes left in the folder are removed.
     """
-    asked = 0
-    with explain_disk_errors(path, lambda: asked):
+    with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         for part in path.parent.glob(UNFINISHED):
             with contextlib.suppress(OSError):
@@ -89,12 +86,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
         try:
             with partial.open("xb") as file:
-                try:
-                    yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                finally:
-                    asked = file.tell()
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

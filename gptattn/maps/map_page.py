@@ -1,7 +1,6 @@
 """One self-contained HTML page with all layers and heads; every value in it is escaped."""
 
 import base64
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +41,6 @@ def render_page(
     are entropy and sink of uniform attention over as many tokens.
     """
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
-    digest = hashlib.sha256(script.encode()).digest()
     return fill_template(
         "gptattn.maps",
         "page.html.j2",
@@ -56,7 +54,6 @@ def render_page(
         side=side,
         figure=_format_figure,
         script=Markup(script),
-        script_hash=base64.b64encode(digest).decode(),
         data={
             "labels": list(labels),
             "side": side,

@@ -52,17 +52,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         place = plain.untyped_storage().data_ptr()
         own[name] = plain.clone() if place in memory else plain  # safetensors refuses shared memory
         memory.add(place)
-    part = path.with_name(f"{path.name}.part")
-    with disk.explain_disk_errors(path, lambda: sum(tensor.nbytes for tensor in own.values())):
+    with disk.explain_disk_errors(path):  # the folder of the run may be gone
         path.parent.mkdir(exist_ok=True)
+    with disk.replacing(path) as file:
         try:
-            save_file(own, part, {"format": "pt", **header})
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-            part.replace(path)
+            save_file(own, file.name, {"format": "pt", **header})
         except SafetensorError as error:
             number = re.search(r"os error (\d+)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code)) from error
-        finally:
-            part.unlink(missing_ok=True)

@@ -21,7 +21,6 @@ from gptattn.runs.metrics import ACCURACY, BITS, LOSS, REPORTED, SPEED, TRAIN_LO
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 
-BLOCK = 4096  # bytes: the smallest unit that a disk allocates
 # The charts of the Custom Scalars tab, which merges equal ones of several runs.
 CHARTS = (LOSS, TRAIN_LOSS, SPEED)
 
@@ -53,7 +52,7 @@ class MetricsFile(Logger):
         """Write a row; None becomes null."""
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        with explain_disk_errors(self.folder.rows_file, lambda: len(line)):
+        with explain_disk_errors(self.folder.rows_file):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -64,7 +63,7 @@ class MetricsFile(Logger):
 
     def save(self) -> None:
         """Flush all rows to the disk."""
-        with explain_disk_errors(self.folder.rows_file, lambda: BLOCK):
+        with explain_disk_errors(self.folder.rows_file):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
