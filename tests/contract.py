@@ -11,9 +11,6 @@ from gptattn.attention import Attention, Cache, HasMaps, Shared
 from gptattn.attention.softmax import SoftmaxAttention
 
 B, T, E = 2, 11, 30  # the context is filled
-CHUNKS = pytest.mark.parametrize(
-    "chunks", [[1] * 11, [5, 1, 3, 2], [11]], ids=["by_token", "uneven", "at_once"]
-)
 
 # Each mechanism with every position that acts in its heads, and with one of those that it does not
 # know of, since they act on the embeddings: so each of these is with several mechanisms. A part is

@@ -9,7 +9,6 @@ import pytest
 import torch
 from building import CONTRACT, Allocations, build_attention, menu, takes
 from contract import (
-    CHUNKS,
     B,
     E,
     T,
@@ -48,13 +47,6 @@ def test_sdpa_matches_the_reference_in_outputs_and_gradients(variant, length):
     x, upstream = draw(B, length, E).requires_grad_(), draw(B, length, E)
     expected = outputs_and_gradients(reference, x, upstream)
     assert_same(outputs_and_gradients(sdpa, x, upstream), expected)
-
-
-@CHUNKS
-def test_decoding_through_the_cache_matches_the_full_forward(variant, chunks):
-    attention = build_attention(variant).double()
-    x = draw(B, T, E)
-    assert_same(decode(attention, x, chunks), attention(x))
 
 
 def test_dropout_acts_in_training_only(variant):

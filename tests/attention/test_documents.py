@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from broken_layers import Mixer
-from building import CONTRACT, build_attention, build_gpt, disturb, mechanism_of, menu, takes
+from building import CONTRACT, build_attention, build_gpt, mechanism_of, menu
 from contract import E, T, assert_same, draw, overrides_of, with_maps
 from torch import Tensor
 
@@ -53,16 +53,6 @@ def assert_apart(
     )
     assert found[0] is not None
     assert_same(found, expected, atol * 10)
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa"])
-@pytest.mark.parametrize("variant", APART)
-def test_a_layer_keeps_documents_apart(variant, backend):
-    for window in (None, 3) if takes(variant, "window") else (None,):
-        given = {} if window is None else {"window": window}
-        attention = build_attention(variant, backend=backend, **given)
-        disturb(attention, 0.3)
-        assert_apart(attention, LENGTHS)
 
 
 def test_what_does_not_keep_documents_apart_refuses_them():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import build_attention, build_gpt, menu, read_file, refused
+from building import build_attention, build_gpt, menu, read_file
 from contract import assert_same
 
 from gptattn.attention import TokenCache
@@ -89,9 +89,3 @@ def test_parts_start_as_their_papers_say():
                 assert 0.018 < parameter.std() < 0.022
     norm = build_gpt("attn=gqa", "part=qk_norm").layers()[0].attention.parts["qk_norm"]
     assert all(torch.equal(gain, torch.ones(D)) for gain in norm.parameters())
-
-
-def test_a_pair_that_means_nothing_names_its_reason():
-    refusing = {name: [*refused(name)] for name in menu("part") if refused(name)}
-    assert refusing == {"forget": ["alibi"]}
-    assert "slope" in Forget(E, H).refuses["alibi"]

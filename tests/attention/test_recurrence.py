@@ -73,14 +73,6 @@ def test_documents_are_as_rows_of_their_own(delta, channels):
     assert_same(last, alone[-1][1])
 
 
-@RULES
-def test_equal_decays_of_the_channels_are_the_decay_of_the_head(delta):
-    inputs = drawn(53, delta, channels=False)
-    by_head = chunked(inputs, None, 16)
-    inputs[3] = inputs[3][..., None].expand(-1, -1, -1, D)
-    assert_same(chunked(inputs, None, 16), by_head)
-
-
 def test_heads_that_share_a_key_are_as_heads_that_each_have_a_copy():
     q, k, v, g = drawn(53, delta=False, channels=False)
     q, k, s = q[:, :2], k[:, :2], draw(B, H, D, V)

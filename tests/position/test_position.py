@@ -131,17 +131,10 @@ def test_a_part_of_each_head_turns_as_a_smaller_head_would_and_the_rest_passes()
         assert torch.equal(turned[..., 4:], x[..., 4:])
 
 
-def test_a_stretch_slows_what_turned_less_than_once_and_keeps_what_turned_often():
-    # Over 1,024 tokens the first pair turns 163 times, the last 0.02 times.
-    size, original, stretch = 64, 1024, 4.0
-    plain = RotaryPosition(original, size)
-    long = RotaryPosition(4 * original, size, stretch=stretch)
-    grown = 0.1 * math.log(stretch) + 1
-    assert_same(long.cos_TR[0], torch.full((size,), grown, dtype=torch.float64))
-    assert_same(long.cos_TR[:original, 0], grown * plain.cos_TR[:, 0])
-    slow = size // 2 - 1
-    assert_same(long.cos_TR[::4, slow], grown * plain.cos_TR[:, slow])
-    explicit = RotaryPosition(4 * original, size, stretch=stretch, original_context=original)
+def test_a_context_was_as_long_as_its_stretch_says_before():
+    # tests/attention compares the frequencies with transformers' YaRN.
+    long = RotaryPosition(4096, 64, stretch=4.0)
+    explicit = RotaryPosition(4096, 64, stretch=4.0, original_context=1024)
     assert torch.equal(explicit.cos_TR, long.cos_TR)
 
 
