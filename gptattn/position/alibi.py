@@ -31,7 +31,7 @@ class LinearBias(HeadPosition):
         slope_H = self.slope_H
         wide = torch.promote_types(slope_H.dtype, torch.float32)
         if isinstance(positions, Documents):  # only distances within a document count
-            positions = positions.places
+            positions = range(positions.start_BT.shape[1])
         if isinstance(positions, range):
             at_BN = torch.arange(positions.start, positions.stop, device=slope_H.device)[None]
         else:

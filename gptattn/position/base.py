@@ -26,11 +26,6 @@ class Documents:
         return cls((begins_BT * place_T).cummax(dim=1).values)
 
     @property
-    def places(self) -> range:
-        """The places of the tokens in their row."""
-        return range(self.start_BT.shape[1])
-
-    @property
     def position_BT(self) -> Tensor:
         """The position of each token in its document."""
         T = self.start_BT.shape[1]

@@ -120,30 +120,25 @@ def take_over(
     target.load_state_dict(source.state_dict())
 
 
-def heads_of(attention: Attention, name: str | None = None) -> HasHeads:
-    """Return the attention as `HasHeads`. Raises ValueError, with `name` or its class's, if not."""
-    if not isinstance(attention, HasHeads):
-        raise ValueError(
-            f"{name or type(attention).__name__} has no per-head weights to convert; only "
-            "attentions with weights for each head, such as mha and gqa, exchange them"
-        )
-    return attention
-
-
 def names_in_heads(attention: HasHeads) -> set[str]:
     """Return the `state_dict()` keys that `HeadWeights` covers; a subclass may have more."""
     return {name for names in attention.places_of_heads().values() for name in names}
 
 
-def check_heads(model: GPT, cfg: TrainConfig) -> None:
-    """Raise ConfigError for a layer without heads, under the name that the settings give it."""
+def check_heads(model: GPT, cfg: TrainConfig) -> list[HasHeads]:
+    """Return the attentions. Raise ConfigError for one without heads, named as the settings do."""
+    found = []
     for layer, block in enumerate(model.layers()):
-        group = cfg.layer(layer).field
-        name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
-        try:
-            heads_of(block.attention, name)
-        except ValueError as error:
-            raise ConfigError("to", f"layer {layer}: {error}") from error
+        if not isinstance(block.attention, HasHeads):
+            group = cfg.layer(layer).field
+            name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
+            raise ConfigError(
+                "to",
+                f"layer {layer}: {name} has no per-head weights to convert; only attentions with "
+                "weights for each head, such as mha and gqa, exchange them",
+            )
+        found.append(block.attention)
+    return found
 
 
 def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
@@ -179,24 +174,25 @@ def _convert_layer(old: Attention, new: Attention, method: str) -> None:
 
     Raises ValueError if `new` cannot hold a weight of `old`.
     """
-    old_heads, new_heads = heads_of(old), heads_of(new)
-    weights, wanted = old_heads.export_heads(), new_heads.export_heads()
+    assert isinstance(old, HasHeads)
+    assert isinstance(new, HasHeads)
+    weights, wanted = old.export_heads(), new.export_heads()
     if weights.q_HDE.shape != wanted.q_HDE.shape:
         raise ValueError(
             f"query heads of shape {list(weights.q_HDE.shape)} cannot become "
             f"{list(wanted.q_HDE.shape)}"
         )
     theirs, places = old.state_dict(), new.state_dict()
-    inside = names_in_heads(old_heads) | names_in_heads(new_heads)
+    inside = names_in_heads(old) | names_in_heads(new)
     both = {
         name: tensor
         for name, tensor in theirs.items()
         if name not in inside and name in places and places[name].shape == tensor.shape
     }
-    lost = [name for name in theirs if name not in names_in_heads(old_heads) | both.keys()]
+    lost = [name for name in theirs if name not in names_in_heads(old) | both.keys()]
     if lost:
         raise ValueError(
             f"{', '.join(lost)} of {type(old).__name__} would be lost; keep the variant"
         )
-    new_heads.load_heads(convert_heads(weights, len(wanted.k_GDE), method))
+    new.load_heads(convert_heads(weights, len(wanted.k_GDE), method))
     new.load_state_dict(both, strict=False)

@@ -17,7 +17,7 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.layers import quote
-from gptattn.weights.convert import check_heads, convert, describe_model, heads_of
+from gptattn.weights.convert import check_heads, convert, describe_model
 from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -109,7 +109,7 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
     such model: another block, head or positions, an attention with other parameters, or one that
     computes something else from the same heads.
     """
-    check_heads(model, cfg)
+    heads = [one.export_heads() for one in check_heads(model, cfg)]
     values = describe_model(model, cfg)
     family = GPT2
     if cfg.block.norm == "rms":
@@ -123,7 +123,6 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
             f"this model has {found}, but {title} has {' '.join(as_overrides(wanted))}; train with "
             "that",
         )
-    heads = [heads_of(block.attention).export_heads() for block in model.layers()]
     # Where a layer has fewer key/value heads, `convert` copies them, which changes no output.
     values["attn.num_kv_heads"] = max(len(one.k_GDE) for one in heads)
     given = {name: values[name] for name in family.settings if name in values}
