@@ -6,6 +6,7 @@ needs no line here: a class without one is looked up in those two folders. It ma
 and what comes before it.
 """
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,9 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    files = sorted(Path(__file__).parent.glob("*/*.py"))
+    found = [re.findall(r"^class ([A-Z]\w*)", file.read_text("utf-8"), re.M) for file in files]
+    return sorted({*globals(), *(name for names in found for name in names)})

@@ -14,7 +14,7 @@ from torch import Tensor
 from gptattn.attention import Attention, HasHeads, HeadWeights
 from gptattn.build.model import shared_arguments
 from gptattn.errors import ConfigError
-from gptattn.model.gpt import GPT
+from gptattn.model.gpt import GPT, INIT_STD
 from gptattn.settings.config import Spec, TrainConfig
 
 # Settings that the weights do not depend on.
@@ -22,12 +22,14 @@ WEIGHTLESS_SETTINGS = ("backend", "dropout")
 ROPE = ("base", "fraction", "stretch", "pairs")  # settings of rotary positions
 
 
-def convert_heads(weights: HeadWeights, num_kv_heads: int, method: str) -> HeadWeights:
+def convert_heads(
+    weights: HeadWeights, num_kv_heads: int, method: str, generator: torch.Generator
+) -> HeadWeights:
     """Return the weights of the layer with `num_kv_heads` key/value heads.
 
-    Fewer heads: each new head replaces a group of consecutive old heads by their mean, or the first
-    of them (`method`). More heads: each old head is copied to all heads of its group, so the output
-    does not change. Raises ValueError if neither count divides the other.
+    Fewer heads: each new head replaces a group of consecutive old heads by their mean, the first of
+    them, or a random draw (`method`). More heads: each old head is copied to all heads of its
+    group, so the output does not change. Raises ValueError if neither count divides the other.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1 and fig. 4.
     """
@@ -41,7 +43,13 @@ def convert_heads(weights: HeadWeights, num_kv_heads: int, method: str) -> HeadW
         if num_kv_heads >= old:
             return heads.repeat_interleave(num_kv_heads // old, dim=0)
         groups = heads.unflatten(0, (num_kv_heads, -1))
-        return groups.mean(dim=1) if method == "mean" else groups[:, 0].clone()
+        if method == "mean":
+            return groups.mean(dim=1)
+        if method == "first":
+            return groups[:, 0].clone()
+        if heads.ndim == 2:
+            return torch.zeros_like(groups[:, 0])  # a bias starts at 0
+        return torch.randn(groups[:, 0].shape, generator=generator).to(heads) * INIT_STD
 
     k_GDE, v_GDE = change(weights.k_GDE), change(weights.v_GDE)
     biases = (weights.k_bias_GD, weights.v_bias_GD)
@@ -105,6 +113,7 @@ def take_over(
     target: GPT,
     ours: TrainConfig,
     method: str = "mean",
+    seed: int = 0,
 ) -> None:
     """Put the weights of `source` into `target`.
 
@@ -114,7 +123,7 @@ def take_over(
     if describe_layers(theirs) != describe_layers(ours):
         check_heads(source, theirs)
         check_heads(target, ours)
-        convert(source, target, method)
+        convert(source, target, method, seed)
         return
     _refuse_other_names(source.state_dict(), target.state_dict())
     target.load_state_dict(source.state_dict())
@@ -150,7 +159,7 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
 
 
 @torch.no_grad()
-def convert(source: GPT, target: GPT, method: str = "mean") -> None:
+def convert(source: GPT, target: GPT, method: str = "mean", seed: int = 0) -> None:
     """Put the weights of `source` into `target`, which differs only in its attention.
 
     The outputs stay equal between MultiHeadAttentionWrapper, MultiHeadAttention and
@@ -161,15 +170,16 @@ def convert(source: GPT, target: GPT, method: str = "mean") -> None:
     theirs = {k: v for k, v in source.state_dict().items() if ".attention." not in k}
     ours = {k: v for k, v in target.state_dict().items() if ".attention." not in k}
     _refuse_other_names(theirs, ours)
+    generator = torch.Generator().manual_seed(seed)
     for layer, (old, new) in enumerate(zip(source.layers(), target.layers(), strict=True)):
         try:
-            _convert_layer(old.attention, new.attention, method)
+            _convert_layer(old.attention, new.attention, method, generator)
         except ValueError as error:
             raise ConfigError("to", f"layer {layer}: {error}") from error
     target.load_state_dict(theirs, strict=False)
 
 
-def _convert_layer(old: Attention, new: Attention, method: str) -> None:
+def _convert_layer(old: Attention, new: Attention, method: str, generator: torch.Generator) -> None:
     """Convert heads through the canonical layout, and copy the other weights by name.
 
     Raises ValueError if `new` cannot hold a weight of `old`.
@@ -194,5 +204,5 @@ def _convert_layer(old: Attention, new: Attention, method: str) -> None:
         raise ValueError(
             f"{', '.join(lost)} of {type(old).__name__} would be lost; keep the variant"
         )
-    new.load_heads(convert_heads(weights, len(wanted.k_GDE), method))
+    new.load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
     new.load_state_dict(both, strict=False)

@@ -79,7 +79,7 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
-        take_over(origin.model, origin.cfg, model, cfg, cfg.init_method)
+        take_over(origin.model, origin.cfg, model, cfg, cfg.init_method, cfg.seed)
 
 
 @contextlib.contextmanager

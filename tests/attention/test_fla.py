@@ -121,6 +121,23 @@ def test_heads_that_share_keys_and_a_decay_of_all_rows_are_spread(fla):
     assert_same(run(inputs, s), chunked(inputs, s, 4))
 
 
+def test_only_queries_keys_and_values_are_rounded_to_the_type_of_the_projections(fla):
+    seen = {}
+
+    def seeing(**given):
+        seen.update({name: x.dtype for name, x in given.items() if isinstance(x, Tensor)})
+        return kernel("kda", **given)
+
+    sys.modules["fla.ops.kda"].chunk_kda = seeing
+    inputs = [x.float() for x in drawn(T, delta=True, channels=True)]
+    y, _ = run(inputs, torch.zeros(B, H, D, V), None, torch.bfloat16)
+    half, single = torch.bfloat16, torch.float32
+    assert seen == {"q": half, "k": half, "v": half, "g": single, "beta": single} | {
+        "initial_state": single
+    }
+    assert y.dtype == single
+
+
 @pytest.mark.parametrize("variant", menu("attn"))
 def test_it_is_refused_without_a_gpu_or_the_package_or_a_state(variant, monkeypatch):
     if not isinstance(build_attention(variant), RecurrentAttention):

@@ -38,6 +38,7 @@ def test_a_class_of_the_menu_is_imported_from_the_package_and_counts_as_its_own_
     made = settings(f"{group}={name}")
     target = find_target(group, made.attn if group == "attn" else made.part[name], [])
     assert getattr(gptattn.attention, target.__name__) is target
+    assert target.__name__ in dir(gptattn.attention)
     own = hash_code([f"{target.__module__}.{target.__name__}"])
     assert hash_code([f"gptattn.attention.{target.__name__}"]) == own
     assert target.__module__ in own

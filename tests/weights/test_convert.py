@@ -62,7 +62,7 @@ OLD = [[1.0, 2.0], [3.0, 6.0], [10.0, 0.0], [20.0, 8.0]]
     ],
 )
 def test_merged_heads_are_the_mean_or_the_first_of_their_group(method, count, expected):
-    new = convert_heads(weights(OLD), count, method)
+    new = convert_heads(weights(OLD), count, method, torch.Generator())
     expected = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(new.k_GDE[:, 0], expected)
     torch.testing.assert_close(new.v_GDE[:, 0], 10 * expected)
@@ -70,9 +70,21 @@ def test_merged_heads_are_the_mean_or_the_first_of_their_group(method, count, ex
     assert new.v_bias_GD is None
 
 
+def test_the_random_method_draws_gpt2s_spread_and_no_bias():
+    wide = HeadWeights(
+        *(torch.ones(4, 50, 100) for _ in range(3)), *3 * [torch.ones(4, 50)], None, None
+    )
+    new = convert_heads(wide, 2, "random", torch.Generator().manual_seed(3))
+    assert new.k_GDE.shape == (2, 50, 100)
+    assert new.k_GDE.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not new.k_bias_GD.any()
+    again = convert_heads(wide, 2, "random", torch.Generator().manual_seed(3))
+    assert torch.equal(again.v_GDE, new.v_GDE)
+
+
 def test_a_count_that_does_not_divide_is_an_error():
     with pytest.raises(ValueError, match=r"4 .* 3"):
-        convert_heads(weights(OLD), 3, "mean")
+        convert_heads(weights(OLD), 3, "mean", torch.Generator())
 
 
 @pytest.mark.parametrize(

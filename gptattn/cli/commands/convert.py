@@ -9,7 +9,7 @@ import torch
 
 from gptattn.build.data import build_tokenizer
 from gptattn.build.model import build_model
-from gptattn.cli.arguments import PACKAGES, option, parse, run_script
+from gptattn.cli.arguments import PACKAGES, Seed, option, parse, run_script
 from gptattn.data import hub
 from gptattn.data.bpe import find_files
 from gptattn.data.tokenizer import write_files
@@ -41,7 +41,8 @@ class Arguments:
         "a variant in conf/attn; to.NAME=VALUE changes its settings. Or hf: writes a folder that "
         "transformers opens, GPT-2's, or Llama's or Qwen2's for a model with block=llama"
     )
-    method: InitMethod = option("how key/value heads are merged: mean or first", "mean")
+    method: InitMethod = option("how key/value heads are merged: mean, first or random", "mean")
+    seed: Seed = option("seed of method=random", 1)
     out: Path | None = option(
         "default: next to the source, its name plus _to_VARIANT; for a name on the hub, in outputs"
     )
@@ -111,7 +112,7 @@ def convert(arguments: Sequence[str]) -> None:
         return
     cfg = make_target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
-    take_over(saved.model, saved.cfg, model, cfg, args.method)
+    take_over(saved.model, saved.cfg, model, cfg, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
     # A Llama's context can be too long for a trial of all of it.
     length = min(saved.model.context_length, TRIAL_TOKENS)
