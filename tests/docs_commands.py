@@ -110,6 +110,9 @@ def _train(arguments: list[str]) -> None:
     if any(a.startswith("init_from=outputs/") for a in arguments):  # a run that is cut down here
         arguments = [*arguments, *SIZES]
     arguments = [a for a in arguments if a != "--help"]  # which has a test of its own
+    if any(a.startswith("experiment=track") for a in arguments):  # two of a list of attentions
+        arguments = [re.sub(r"^((?:attn|recipe)=\w+,\w+),.*", r"\1", a) for a in arguments]
+        arguments = [re.sub(r"^(part=\[\w+\],\[\w+\]),.*", r"\1", a) for a in arguments]
     if "-m" in arguments or any(a in ("--cfg", "-sc") for a in arguments):
         assert command(here, *arguments, *_fewer_runs(arguments)) == 0
     elif any(a.startswith(("run_dir=", "resume=")) for a in arguments):
@@ -142,7 +145,7 @@ def _fewer_runs(arguments: Sequence[str]) -> list[str]:
         fewer.append("seed=1")
         if "variants" in sweeper:
             fewer.append(f"hydra.sweeper.variants={json.dumps(sweeper['variants'][:2])}")
-        if "tune" in sweeper:
+        if "tune" in sweeper and "hydra.sweeper.tune" not in given:
             fewer.append(f"hydra.sweeper.tune.lr=[{sweeper['tune']['lr'][0]}]")
         if "recipe" in sweeper.get("params", {}):
             fewer.append("recipe=llama3,gemma3")
