@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series
@@ -201,9 +200,8 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     counted = places.drop_duplicates(keep="last")
     groups = [[runs[i] for i in part.index] for _, part in counted.groupby("row")]
     named: Groups = {}
-    # A row has the newest `name` of its runs.
-    given = [next((run.name for run in reversed(own) if run.name), own[0].name) for own in groups]
-    firsts = [replace(own[0], name=name) for own, name in zip(groups, given, strict=True)]
+    # The run that names its row: the newest that was given a name, or the first.
+    firsts = [next((run for run in reversed(own) if run.name), own[0]) for own in groups]
     for name, members in zip(_name_rows(firsts), groups, strict=True):
         name += f" ({len(named) + 1})" * (name in named)  # someone's own `name`
         named[name] = sorted(members, key=lambda run: run.seed)
@@ -237,8 +235,7 @@ def rates_differ(runs: Sequence[Run]) -> bool:
 
 def rates_are_chosen(runs: Sequence[Run]) -> bool:
     """Whether rates are not what is compared: `tune`, or the user, chose one for each row."""
-    tuned = any((run.folder.parent / TUNING).is_dir() for run in runs)
-    return tuned or rates_differ(runs)
+    return any((run.folder.parent / TUNING).is_dir() for run in runs) or rates_differ(runs)
 
 
 def _value(key: str, run: Run) -> str:

@@ -5,7 +5,6 @@ import re
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from runfolders import write_run
@@ -37,9 +36,7 @@ def composed(overrides: str) -> TrainConfig:
     return settings(overrides.split())
 
 
-def write_typed(
-    folder: Path, overrides: str, seed: int = 1, loss: float = 2.0, **more: Any
-) -> Path:
+def write_typed(folder: Path, overrides: str, seed: int = 1, loss: float = 2.0) -> Path:
     """Write a run as `train.py OVERRIDES` records it, in a folder of its own below `folder`."""
     cfg = composed(overrides)
     own = asdict(cfg) | {"seed": seed}

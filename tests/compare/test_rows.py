@@ -1,5 +1,6 @@
 """Rows: which runs share one, how it is named, what notes say, and which is the baseline."""
 
+import os
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from runfolders import write_run
 from support import refuses
 
 from gptattn.compare.comparison import pick_baseline
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import settings
 
 
@@ -58,6 +60,13 @@ def test_a_row_is_named_by_what_was_typed(names, tmp_path):
         " ".join(run.overrides): name for name, runs in groups_in(tmp_path).items() for run in runs
     }
     assert shown == {overrides: names[overrides] for overrides in names}
+
+
+def test_a_row_has_the_name_that_was_given_to_its_newest_run(tmp_path):
+    for seed, name in enumerate(["", "name=first ", "name=mine "], start=1):
+        run = write_typed(tmp_path, f"{name}attn=gqa", seed)
+        os.utime(RunFolder(run).summary_file, (seed, seed))
+    assert [*groups_in(tmp_path)] == ["mine"]
 
 
 def test_a_name_that_cannot_be_printed_or_is_too_long_is_refused():
