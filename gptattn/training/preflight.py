@@ -182,7 +182,18 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
     )
-    saved = source, state, origin
     return Ready(
-        cfg, device, data, cost, budget, stored, size, *saved, matrices, callbacks, provenance
+        cfg=cfg,
+        device=device,
+        data=data,
+        cost=cost,
+        budget=budget,
+        weight_dtype=stored,
+        bytes_on_disk=size,
+        source=source,
+        state=state,
+        origin=origin,
+        matrices=matrices,
+        callbacks=callbacks,
+        provenance=provenance,
     )
