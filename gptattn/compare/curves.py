@@ -29,12 +29,11 @@ Floats = NDArray[np.float64]
 NAMES = {
     "step": "step",
     "progress/tokens": "tokens",
-    "progress/seconds": "seconds",
     "progress/flops": "flops",
     TRAIN_LOSS: "train",
     LOSS: "val",
 }
-COLUMNS = ["step", "tokens", "seconds", "flops", "loss"]
+COLUMNS = ["step", "tokens", "flops", "loss"]
 POINTS = 400  # kept per run and curve, and per mean over seeds with different points
 # For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
 MIN_FOR_BAND = 3
@@ -42,27 +41,21 @@ BOARD_TAGS = {"val": LOSS, "train": TRAIN_LOSS}
 MIN_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 
 
-@dataclass(frozen=True)
-class Curves:
-    """A run's loss curves: DataFrames with the columns COLUMNS, by increasing step.
-
-    `train` is averaged over stretches of the run, `val` is as measured.
-    """
-
-    train: DataFrame
-    val: DataFrame
+# A run's loss curves, `train` and `val`: DataFrames with the columns COLUMNS, by increasing step.
+Curves = Mapping[str, DataFrame]
 
 
 def read_curves(folder: Path) -> tuple[Curves, str | None]:
     """Return the run's curves, and a warning if its metrics.jsonl is damaged or missing.
 
-    Rows before the damage are kept. A missing file gives empty curves.
+    `train` is averaged over stretches of the run, `val` is as measured. Rows before the damage are
+    kept. A missing file gives empty curves.
     """
     metrics, damage = read_metrics(RunFolder(folder))
     table = metrics.pivot(index="step", columns="metric", values="value").reset_index()
     table = table.reindex(columns=[*NAMES]).rename(columns=NAMES).astype(np.float64)
-    train, val = _curve(table, "train"), _curve(table, "val")
-    curves = Curves(_average_stretches(train), _thin_out(val))
+    train, val = (_curve(table, kind) for kind in ("train", "val"))
+    curves = {"train": _average_stretches(train), "val": _thin_out(val)}
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
@@ -116,12 +109,11 @@ def _thin_out(curve: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True)
 class Band:
-    """Mean curve and 95% interval over n seeds, arrays [points].
+    """Mean curve and 95% interval over seeds, arrays [points].
 
     `low` and `high` are None below MIN_FOR_BAND seeds.
     """
 
-    n: int
     x: Floats
     mean: Floats
     low: Floats | None
@@ -146,16 +138,16 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
     seeds = np.stack([np.interp(grid, x, y) for x, y in curves])
     n, mean = len(seeds), seeds.mean(axis=0)
     if n < MIN_FOR_BAND:
-        return Band(n, grid, mean, None, None, seeds)
+        return Band(grid, mean, None, None, seeds)
     half = critical_t(n) * seeds.std(axis=0, ddof=1) / math.sqrt(n)
-    return Band(n, grid, mean, mean - half, mean + half, seeds)
+    return Band(grid, mean, mean - half, mean + half, seeds)
 
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
     """Return `val` if each run with curves has MIN_VALIDATIONS validations, else `train`."""
     runs = [run for row in section.rows for run in row.runs if run.folder in curves]
     known = [curves[run.folder] for run in runs]
-    counts = [len(each.val) for each in known if len(each.train) + len(each.val)]
+    counts = [len(each["val"]) for each in known if any(map(len, each.values()))]
     return "val" if counts and min(counts) >= MIN_VALIDATIONS else "train"
 
 
@@ -165,12 +157,8 @@ def average_rows(
     """Return the band of each row with curves of this kind, val or train, over a column of them."""
     found = {}
     for row in section.rows:
-        members: list[tuple[Floats, Floats]] = []
-        for run in row.runs:
-            if run.folder in curves:
-                curve = getattr(curves[run.folder], kind)
-                members.append((curve[axis].to_numpy(), curve["loss"].to_numpy()))
-        band = average_curves(members)
+        members = [curves[run.folder][kind] for run in row.runs if run.folder in curves]
+        band = average_curves([(one[axis].to_numpy(), one["loss"].to_numpy()) for one in members])
         if band is not None:
             found[row.name] = band
     return found
@@ -183,11 +171,9 @@ class PositionLoss:
     variant: str
     length: int
     trained: int  # the training context
-    windows: int
     loss: Estimate  # mean over all positions
     beyond: Estimate | None  # mean over those with more context than in training
-    bins: list[tuple[int, int]]  # first and last context
-    band: Band  # of the losses in the bins, over the middle of each
+    band: Band  # of the losses in bins of context, over the middle of each
 
 
 @dataclass(frozen=True)
@@ -214,9 +200,8 @@ def position_losses(section: Section) -> list[PositionLoss]:
         evaluations = _evaluations(row)
         for length in sorted({length for one in evaluations for length in one.lengths}):
             members = [one.lengths[length] for one in evaluations if length in one.lengths]
-            bins = [(one.first, one.last) for one in members[0].bins]
             trained = evaluations[0].context_length
-            middles = np.array([(first + last) / 2 for first, last in bins])
+            middles = np.array([(one.first + one.last) / 2 for one in members[0].bins])
             losses = [np.array([each.loss for each in one.bins]) for one in members]
             band = average_curves([(middles, loss) for loss in losses])
             if band is None:
@@ -225,8 +210,7 @@ def position_losses(section: Section) -> list[PositionLoss]:
             beyond = None
             if length > trained:
                 beyond = estimate([one.between(trained + 1, length) for one in members])
-            windows = members[0].windows
-            found.append(PositionLoss(row.name, length, trained, windows, loss, beyond, bins, band))
+            found.append(PositionLoss(row.name, length, trained, loss, beyond, band))
     return found
 
 
@@ -267,22 +251,16 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
     with disk_errors(folder, "board"):
         for section in comparison.sections:
             place = folder / _folder_name(section.title) if section.title else folder
-            bands = {kind: average_rows(section, curves, kind, "step") for kind in BOARD_TAGS}
-            for row in section.groups:
-                own = {
-                    tag: bands[kind][row] for kind, tag in BOARD_TAGS.items() if row in bands[kind]
-                }
-                for line in ("mean", "low", "high"):
-                    known = {
-                        tag: band for tag, band in own.items() if getattr(band, line) is not None
-                    }
-                    if not known:
-                        continue
-                    writer = Writer(str(place / f"{_folder_name(row)} {line}"))
-                    for tag, band in known.items():
-                        for step, value in zip(band.x, getattr(band, line), strict=True):
+            for kind, tag in BOARD_TAGS.items():
+                for row, band in average_rows(section, curves, kind, "step").items():
+                    lines = {"mean": band.mean, "low": band.low, "high": band.high}
+                    for line, values in lines.items():
+                        if values is None:
+                            continue
+                        writer = Writer(str(place / f"{_folder_name(row)} {line}"))
+                        for step, value in zip(band.x, values, strict=True):
                             writer.add_scalar(tag, value, round(step))
-                    writer.close()
+                        writer.close()
 
 
 def _folder_name(name: str) -> str:

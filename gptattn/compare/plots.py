@@ -37,7 +37,7 @@ from gptattn.compare.curves import (
 )
 from gptattn.compare.statistics import Estimate, pair_by_seed, pareto_front
 from gptattn.compare.track import Track
-from gptattn.compare.verdicts import seed_words, signed
+from gptattn.compare.verdicts import signed
 from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
@@ -77,17 +77,12 @@ STYLE: dict[Any, Any] = {
     "axes.formatter.useoffset": False,
     "legend.frameon": False,
 }
-CURVE_AXES = {
-    "tokens": "training tokens",
-    "flops": "training FLOPs",
-    "seconds": "seconds of training",
-}
+CURVE_AXES = {"tokens": "training tokens", "flops": "training FLOPs"}
 COST_AXES = {
     "params": "parameters",
     "cache": "cache bytes per token",
     "flops": "FLOPs per token",
 }
-INTERVALS = "95% confidence intervals (with two seeds, {each})"
 
 Look = dict[str, Any]  # how matplotlib draws a variant
 T = TypeVar("T")
@@ -139,10 +134,15 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
     plots = []
     if any(row.difference for row in section.rows):
         plots.append(_forest_plot(section, f"{prefix}forest_loss"))
-    for axis in CURVE_AXES:
+    loss = {"val": "validation loss", "train": "training loss"}[kind]
+    for axis, label in CURVE_AXES.items():
         bands = average_rows(section, curves, kind, axis)
         if any(len(band.x) > 1 for band in bands.values()):
-            plots.append(_curve_plot(bands, looks, kind, axis, f"{prefix}loss_{axis}"))
+            late = max(band.x[-1] for band in bands.values()) / 10
+            axes = _band_axes(bands, looks, late, label, f"{loss} (nats)")
+            axes.xaxis.set_major_formatter(format_tick)
+            caption = f"The steep start may lie above the plot.{_left_out(bands)}"
+            plots.append(_render(axes, f"{prefix}loss_{axis}", f"Loss against {label}", caption))
     of_costs = [_cost_plot([section], cost, f"{prefix}pareto_{cost}") for cost in COSTS]
     plots += [plot for plot in of_costs if plot is not None]
     losses = position_losses(section)
@@ -185,12 +185,9 @@ def _forest_plot(section: Section, name: str) -> Plot:
         side.tick_params(axis="y", length=0)
         side.spines[spine].set_visible(False)
     axes.set(xlabel=f"validation loss minus {_label(section.baseline)}'s (nats, left is better)")
-    compared = max(d.comparisons for _, d in rows)
-    corrected = f", corrected for {compared} comparisons" * (compared > 1)
     caption = (
-        f"Diamonds: mean differences to {section.baseline} over seeds. Lines: 95% confidence "
-        f"intervals{corrected} (none for two seeds; a very wide one may leave the plot). Dots: the "
-        "difference at each seed. Coloured, with a star: a difference that the runs show (blue is "
+        "Diamonds: means over seeds; lines: their intervals, of which a wide one may leave the "
+        "plot; dots: each seed. Coloured, with a star: a difference that the runs show (blue is "
         "better, red is worse)."
     )
     return _render(axes, name, f"Difference to {section.baseline}", caption)
@@ -244,38 +241,21 @@ def _shorten(name: str) -> str:
     return re.sub(r"\b(attn|part|position)\.(\w+\.)*", "", name)
 
 
-def _curve_plot(
-    bands: Mapping[str, Band], looks: Mapping[str, Look], kind: str, axis: str, name: str
-) -> Plot:
-    """Plot each row's mean curve and its band over `axis`; `kind` is val or train."""
-    axes = new_axes()
-    _draw_bands(axes, bands, looks, first=max(band.x[-1] for band in bands.values()) / 10)
-    if axis != "seconds":
-        axes.xaxis.set_major_formatter(format_tick)
-    loss = {"val": "validation loss", "train": "training loss"}[kind]
-    axes.set(xlabel=CURVE_AXES[axis], ylabel=f"{loss} (nats)")
-    caption = (
-        f"Means over {seed_words(band.n for band in bands.values())}; bands are "
-        f"{INTERVALS.format(each='thin lines show each')}. The steep start may lie above the plot."
-        f"{_left_out(bands)}"
-    )
-    return _render(axes, name, f"Loss against {CURVE_AXES[axis]}", caption)
-
-
-def _draw_bands(
-    axes: Any, bands: Mapping[str, Band], looks: Mapping[str, Look], first: float
-) -> None:
-    """Draw the first MAX_NAMED means with their intervals, or with a line for each of two seeds.
+def _band_axes(
+    bands: Mapping[str, Band], looks: Mapping[str, Look], first: float, xlabel: str, ylabel: str
+) -> Any:
+    """Return axes with the first MAX_NAMED means and their intervals, or a line for each seed.
 
     In view are the means from x = `first` on, the lowest mean, and room for bands below it.
     """
+    axes = new_axes()
     # Rows are sorted, so these are the baseline and the lowest losses.
     shown = dict(list(bands.items())[:MAX_NAMED])
     for i, (row, band) in enumerate(shown.items()):
         colour = looks[row]["color"]
         if band.low is not None and band.high is not None:
             axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
-        elif band.n > 1:
+        elif len(band.seeds) > 1:
             axes.plot(band.x, band.seeds.T, color=colour, linewidth=0.5, alpha=0.6)
         # Curves lie close together: stagger the markers so that they do not overlap.
         every = max(1, len(band.x) // 6)
@@ -287,6 +267,8 @@ def _draw_bands(
     # A band over few seeds can be far wider than the range of the means: it may leave the plot.
     room = 0.05 * (top - lowest) or 0.05 * abs(top) or 1.0
     axes.set_ylim(lowest - 5 * room, top + room)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    return axes
 
 
 def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None:
@@ -328,11 +310,7 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
     axes.set(
         xlabel=f"{COST_AXES[cost]} (left is better)", ylabel="accuracy" if task else LOSS_LABEL
     )
-    caption = (
-        f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}. Filled markers: "
-        "the Pareto front (the line), where no other variant has both a "
-        f"{'higher mean accuracy' if task else 'lower mean loss'} and a lower cost."
-    )
+    caption = "Filled markers: the Pareto front (the line)."
     if len(sections) > 1:
         sizes = ", ".join(section.parts["model"] for section in sections)
         caption += f" A line joins the sizes of one variant ({sizes})."
@@ -349,15 +327,11 @@ def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], na
     """Plot each row's mean loss by tokens of context, in windows of one length."""
     length, trained = losses[0].length, losses[0].trained
     bands = {one.variant: one.band for one in losses}
-    axes = new_axes()
-    _draw_bands(axes, bands, looks, first=FIRST_CONTEXT)
+    axes = _band_axes(bands, looks, FIRST_CONTEXT, "tokens of context", LOSS_LABEL)
     _scale_x(axes, [1, length], base=2)
-    axes.set(xlabel="tokens of context", ylabel=LOSS_LABEL)
     caption = (
         "Mean loss by the number of tokens that a prediction sees, two points per doubling, over "
-        "whole windows of the held-out text; bands are "
-        f"{INTERVALS.format(each='thin lines show each')}. The first tokens, "
-        "where losses are far higher, may lie above the plot."
+        "whole windows of the held-out text. The first tokens may lie above the plot."
     )
     if length > trained:
         name += "_beyond"
@@ -390,10 +364,8 @@ def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str
     ]
     _add_legend(axes.figure, handles, "outside upper center")
     caption = (
-        "The mean loss of the held-out text decoded through each cache, without retraining. A line "
-        "joins the caches of one variant. Bytes are those of the cache's tensors at the trained "
-        "context, divided by its length. Bars: 95% confidence intervals over three or more seeds."
-        f"{_left_out(variants)}"
+        "A line joins the caches of one variant. Bytes are those of the cache's tensors at the "
+        f"trained context, divided by its length.{_left_out(variants)}"
     )
     return _render(axes, name, "Loss through cheaper caches", caption)
 

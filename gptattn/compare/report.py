@@ -1,20 +1,16 @@
-"""Writes a report: one self-contained page, CSV and JSON of its figures, and the plots."""
+"""Writes a report: one self-contained page, CSV of its figures, and the plots."""
 
-import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import Comparison, Section
-from gptattn.compare.curves import Curves, cache_costs, position_losses
+from gptattn.compare.curves import Curves
 from gptattn.compare.differences import count_values, environments
-from gptattn.compare.finished_runs import Run, one_line
-from gptattn.compare.statistics import Difference
+from gptattn.compare.finished_runs import one_line
 from gptattn.compare.table import evaluation_tables, section_table
 from gptattn.compare.track import Track, track_table
 from gptattn.machine.disk import disk_errors, write_atomically
@@ -24,7 +20,7 @@ from gptattn.runs.sweep_states import PLANNED, describe_open
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
-# The plots that we write, and may remove.
+# The plots that we write, or wrote, and may remove.
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
 FORMER_PLOT = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)")
 
@@ -32,7 +28,7 @@ FORMER_PLOT = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\
 def write_report(
     comparison: Comparison, curves: Mapping[Path, Curves], out: Path, still_open: Sequence[str] = ()
 ) -> Path:
-    """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
+    """Write or replace comparison.{csv,html} and the plots; return the page's path.
 
     The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
     cannot be written.
@@ -47,7 +43,6 @@ def write_report(
         for plot in plots:
             _write_plot(plot, out)
         _write(out / "comparison.csv", csv_text(comparison))
-        _write(out / "comparison.json", json_text(comparison))
         _write(out / "comparison.html", page)
         names = {plot.name for plot in plots}
         for file in out.iterdir():  # an earlier report's plots that this one lacks
@@ -159,38 +154,3 @@ def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
 def csv_text(comparison: Comparison) -> str:
     """Return `Comparison.table` as CSV; an empty cell has no value."""
     return comparison.table().to_csv(index=False, lineterminator="\n")
-
-
-def json_text(comparison: Comparison) -> str:
-    """Return the comparison as JSON, with its words but without curves.
-
-    Its keys are the fields of `Comparison` and what it holds; NaN and infinity become null.
-    """
-    text = json.dumps(comparison, default=_fields)
-    node = json.loads(text, parse_constant=lambda _: None)
-    return json.dumps(node, indent=2, ensure_ascii=False) + "\n"
-
-
-def _fields(node: Any) -> Any:
-    """Return what JSON cannot hold as what it can: a part of the comparison with its words."""
-    match node:
-        case Run():
-            keys = ("folder", "variant", "seed", "metrics", "settings")
-            return {key: getattr(node, key) for key in keys}
-        case Section():
-            return vars(node) | {
-                "title": node.title,
-                "words": verdicts.section_words(node),
-                "match": verdicts.match_words(node),
-                "certainty": verdicts.seed_notes(node),
-                "loss_by_position": position_losses(node),
-                "loss_by_cache": cache_costs(node),
-            }
-        case Difference():
-            return vars(node) | {"shown": node.shown}
-        case np.ndarray():
-            return node.tolist()
-        case Path():
-            return str(node)
-        case _:
-            return vars(node)

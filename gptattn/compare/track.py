@@ -143,7 +143,7 @@ def name_entry(typed: Sequence[str]) -> str:
 def _make_entry(name: str, runs: Sequence[Run], caches: list[int] | None) -> Entry:
     first = runs[0]
     rows, length = (int(first.settings[key]) for key in ("batch_size", "model.context_length"))
-    train = read_curves(first.folder)[0].train
+    train = read_curves(first.folder)[0]["train"]
     train = train.iloc[:: max(1, math.ceil(len(train) / POINTS))]
     return Entry(
         name=name,

@@ -20,9 +20,9 @@ def test_a_record_is_read_as_it_was_written(run):
     found, damage = read_curves(run)
     expected = [row for row in curve_rows(2.0) if "train/loss" in row]
     assert damage is None
-    assert found.train.loss.tolist() == [row["train/loss"] for row in expected]
-    assert found.train.flops.tolist() == [row["progress/flops"] for row in expected]
-    assert found.val.step.tolist() == [20, 40, 60, 80, 100]
+    assert found["train"].loss.tolist() == [row["train/loss"] for row in expected]
+    assert found["train"].flops.tolist() == [row["progress/flops"] for row in expected]
+    assert found["val"].step.tolist() == [20, 40, 60, 80, 100]
 
 
 @pytest.mark.parametrize("line", ['{"step": 4', "[]", '{"train/loss": {}}', '{"step": 1e300}'])
@@ -31,14 +31,14 @@ def test_a_record_counts_up_to_its_first_damaged_line(line, run):
     (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:5], line.encode(), *lines[5:]]))
     found, damage = read_curves(run)
     assert damage == f"{run}: metrics.jsonl is damaged after 5 rows; those count"
-    assert found.train.step.tolist() == [1, 10, 20]
-    assert found.val.step.tolist() == [20]
+    assert found["train"].step.tolist() == [1, 10, 20]
+    assert found["val"].step.tolist() == [20]
 
 
 def test_a_missing_record_gives_no_curves(run):
     (run / "metrics.jsonl").unlink()
     found, damage = read_curves(run)
-    assert (len(found.train), len(found.val)) == (0, 0)
+    assert (len(found["train"]), len(found["val"])) == (0, 0)
     assert damage == f"{run}: has no metrics.jsonl: no curves"
 
 
@@ -50,8 +50,8 @@ def test_rows_with_nan_leave_a_gap_and_no_more(run):
     write_rows(run, rows)
     found, damage = read_curves(run)
     assert damage is None
-    assert found.train.step.tolist() == [1, *range(20, 101, 10)]
-    assert len(found.val) == 4
+    assert found["train"].step.tolist() == [1, *range(20, 101, 10)]
+    assert len(found["val"]) == 4
 
 
 def test_a_long_record_is_resampled(run):
@@ -60,12 +60,12 @@ def test_a_long_record_is_resampled(run):
     found, damage = read_curves(run)
     assert damage is None
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
-    assert len(found.train) == curves.POINTS
+    assert len(found["train"]) == curves.POINTS
     # 801 rows make a stretch of three and 399 of two.
-    assert found.train.loss.iloc[0] == pytest.approx(sum(losses[:3]) / 3)
-    assert found.train.loss.iloc[-1] == pytest.approx(sum(losses[-2:]) / 2)
-    assert len(found.val) == curves.POINTS
-    assert (found.val.step.iloc[0], found.val.step.iloc[-1]) == (10, 8000)
+    assert found["train"].loss.iloc[0] == pytest.approx(sum(losses[:3]) / 3)
+    assert found["train"].loss.iloc[-1] == pytest.approx(sum(losses[-2:]) / 2)
+    assert len(found["val"]) == curves.POINTS
+    assert (found["val"].step.iloc[0], found["val"].step.iloc[-1]) == (10, 8000)
 
 
 def test_bands_by_hand():
@@ -76,7 +76,7 @@ def test_bands_by_hand():
     assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
     # Two seeds have no band.
     found = average_curves([(x, x + 1), (x, x + 3)])
-    assert (found.n, found.low, found.high) == (2, None, None)
+    assert (found.low, found.high) == (None, None)
     assert found.seeds.tolist() == [[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
 
 

@@ -1,6 +1,5 @@
 """The report of what was evaluated: figures by hand, plots, tables, and files not to be trusted."""
 
-import json
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import pytest
 from reporting import only_section, page_text, report
 from runfolders import write_sweep
 
-from gptattn.compare.curves import position_losses
+from gptattn.compare.curves import cache_costs, position_losses
 from gptattn.compare.finished_runs import read_runs
 from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
@@ -52,28 +51,27 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_json_holds_what_was_worked_out_by_hand(sweep):
-    (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
-    shown = [(one["variant"], one["length"]) for one in found["loss_by_position"]]
+def test_losses_by_position_and_cache_are_those_worked_out_by_hand(sweep):
+    found = only_section(sweep)
+    shown = [(one.variant, one.length) for one in position_losses(found)]
     assert shown == [("mha", 4), ("mha", 8), ("gqa", 4), ("gqa", 8)]
-    longer = found["loss_by_position"][1]
-    assert (longer["trained"], longer["windows"], longer["loss"]["n"]) == (4, 10, 3)
-    assert longer["loss"]["mean"] == pytest.approx(2.22)
+    longer = position_losses(found)[1]
+    assert (longer.trained, longer.loss.n) == (4, 3)
+    assert longer.loss.mean == pytest.approx(2.22)
     # Half of the positions beyond 4: 2.05, 2.12 and 2.19.
-    assert longer["beyond"]["mean"] == pytest.approx(2.12)
-    assert longer["bins"][-1] == [7, 8]
-    ends = [longer["band"][key][-1] for key in ("mean", "low", "high")]
-    # 2.1, 2.22 and 2.34: a deviation of 0.12.
-    half = T975 * 0.12 / 3**0.5
-    assert ends == pytest.approx([2.22, 2.22 - half, 2.22 + half], abs=1e-5)
-    caches = [one for one in found["loss_by_cache"] if one["variant"] == "gqa"]
-    sizes = [(one["cache"], one["bytes_per_token"]) for one in caches]
+    assert longer.beyond.mean == pytest.approx(2.12)
+    # Of contexts 7 and 8. 2.1, 2.22 and 2.34: a deviation of 0.12.
+    band, half = longer.band, T975 * 0.12 / 3**0.5
+    ends = [line[-1] for line in (band.x, band.mean, band.low, band.high)]
+    assert ends == pytest.approx([7.5, 2.22, 2.22 - half, 2.22 + half], abs=1e-5)
+    caches = [one for one in cache_costs(found) if one.variant == "gqa"]
+    sizes = [(one.cache, one.bytes_per_token) for one in caches]
     assert sizes == [("full", 1024), ("window:2", 512), ("int4", 256)]
-    assert caches[0]["change"] is None
+    assert caches[0].change is None
     # 0.01, 0.02 and 0.03, however much the losses differ.
     half = T975 * 0.01 / 3**0.5
-    assert caches[2]["change"]["mean"] == pytest.approx(0.02)
-    assert caches[2]["change"]["interval"] == pytest.approx([0.02 - half, 0.02 + half], abs=1e-5)
+    assert caches[2].change.mean == pytest.approx(0.02)
+    assert caches[2].change.interval == pytest.approx((0.02 - half, 0.02 + half), abs=1e-5)
 
 
 def test_the_page_shows_plots_and_tables(sweep):

@@ -272,7 +272,7 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path):
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)
-    assert page.count("<svg") == 16  # seven of each section, and two over sizes
+    assert page.count("<svg") == 14  # six of each section, and two over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
     assert {"loss_sizes.png", "loss_sizes_cache.png"} <= {path.name for path in out.iterdir()}
 
