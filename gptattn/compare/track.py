@@ -17,10 +17,10 @@ import numpy as np
 
 from gptattn.compare.curves import read_curves
 from gptattn.compare.effective_compute import (
-    LOOKS,
     MARGIN,
     NEGLIGIBLE,
     Effective,
+    Spread,
     difference_interval,
     fit_curve,
     judge,
@@ -28,7 +28,7 @@ from gptattn.compare.effective_compute import (
 )
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.rows import RATE, WIDTH
-from gptattn.compare.statistics import ALPHA, Interval, t_interval
+from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.table import Table
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
@@ -202,9 +202,9 @@ class Row:
     """An entry beside the baseline."""
 
     entry: Entry
-    shipped: bool
     difference: float  # bits per byte
     interval: Interval
+    spread: Spread  # its own, or the one that it shares with other rows
     effective: Effective
     p: float  # of the effective compute, corrected
     verdict: str
@@ -217,7 +217,6 @@ class Track:
 
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
-    own_spread: Sequence[str]  # rows whose standard deviation is their own
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
 
     @property
@@ -247,14 +246,13 @@ def make_track(
     where entries of one's own are compared with it, which must be of the installed code. Raises
     DataError without a baseline at enough budgets, or if its loss does not fall with them.
     """
-    stale = [entry.name for entry in shipped if entry.stale]
-    shipped = [entry for entry in shipped if not entry.stale]
-    baseline = _choose_baseline([e for e in (*own, *shipped) if e.is_baseline], holds)
-    compared, left_out = _choose_entries(own, shipped, baseline, holds)
-    if stale:
-        left_out["stale, made by other mathematics"] = [*dict.fromkeys(stale)]
-    steps = [*dict.fromkeys(entry.steps for entry, _ in compared)]
-    losses = [[*entry.losses.values()] for entry, _ in compared]
+    entries = [*own, *(entry for entry in shipped if not entry.stale)]
+    baseline = _choose_baseline([entry for entry in entries if entry.is_baseline], holds)
+    compared, left_out = _choose_entries(entries, baseline, holds)
+    if stale := dict.fromkeys(entry.name for entry in shipped if entry.stale):
+        left_out["stale, made by other mathematics"] = [*stale]
+    steps = [*dict.fromkeys(entry.steps for entry in compared)]
+    losses = [[*entry.losses.values()] for entry in compared]
     groups = [[*baseline[one].losses.values()] for one in steps] + losses
     shared = share_spread(groups) if compared else []
     beside, spreads = dict(zip(steps, shared, strict=False)), shared[len(steps) :]
@@ -262,9 +260,9 @@ def make_track(
         {base.flops: [*base.losses.values()] for base in baseline.values()},
         {baseline[one].flops: spread.deviation for one, spread in beside.items()},
     )
-    judged = judge(losses, [entry.flops for entry, _ in compared], curve, spreads)
+    judged = judge(losses, [entry.flops for entry in compared], curve, spreads)
     rows: list[Row] = []
-    for (entry, is_shipped), finals, spread, effective, p, verdict in zip(
+    for entry, finals, spread, effective, p, verdict in zip(
         compared, losses, spreads, *judged, strict=True
     ):
         base = baseline[entry.steps]
@@ -272,14 +270,9 @@ def make_track(
             finals, [*base.losses.values()], spread, beside[entry.steps]
         )
         time = _effective_time(entry, base, effective)
-        rows.append(Row(entry, is_shipped, *difference, effective, p, verdict, time))
-    own_spread = [
-        entry.name
-        for (entry, _), finals, spread in zip(compared, losses, spreads, strict=True)
-        if spread.degrees == len(finals) - 1
-    ]
+        rows.append(Row(entry, *difference, spread, effective, p, verdict, time))
     rows.sort(key=lambda row: (-row.effective.value, row.entry.loss))
-    return Track(dict(sorted(baseline.items())), rows, own_spread, left_out)
+    return Track(dict(sorted(baseline.items())), rows, left_out)
 
 
 def _choose_baseline(bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> dict[int, Entry]:
@@ -299,42 +292,35 @@ def _choose_baseline(bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> 
 
 
 def _choose_entries(
-    own: Sequence[Entry],
-    shipped: Sequence[Entry],
-    baseline: Mapping[int, Entry],
-    holds: Callable[[Entry], bool],
-) -> tuple[list[tuple[Entry, bool]], dict[str, list[str]]]:
-    """Return the entries to compare, each with whether it is shipped, and the others by reason."""
+    entries: Sequence[Entry], baseline: Mapping[int, Entry], holds: Callable[[Entry], bool]
+) -> tuple[list[Entry], dict[str, list[str]]]:
+    """Return the entries to compare, and the names of the others by reason."""
     left_out: dict[str, list[str]] = {}
     known = [*baseline.values()]
-    for entry in (*own, *shipped):
-        if entry.is_baseline and entry not in known:
-            why = _describe_mismatch(entry, known, holds)
-            if not why and entry in own:
-                why = "a single seed, or another has more of them, or is newer"
-            if why:
-                left_out.setdefault(why, []).append(f"{entry.name} at {entry.steps:,} steps")
-    hint = "" if any(entry in own for entry in known) else f"; {TRAIN_BASELINE}"
-    compared: dict[tuple[str, int], tuple[Entry, bool]] = {}
-    begun: set[tuple[str, int]] = set()  # own ones, of which some may still lack seeds
-    for entry, is_shipped in [*((one, False) for one in own), *((one, True) for one in shipped)]:
-        key = entry.name, entry.steps
-        if entry.is_baseline or (is_shipped and key in compared):
+    hint = f"; {TRAIN_BASELINE}" if all(entry.is_shipped for entry in known) else ""
+    compared: dict[tuple[bool, str, int], Entry] = {}
+    begun: set[tuple[bool, str, int]] = set()  # own ones, of which some may still lack seeds
+    for entry in entries:
+        own, key = not entry.is_shipped, (entry.is_baseline, entry.name, entry.steps)
+        if entry in known or (not own and key in compared):
             continue
-        newer = [one for one, by_others in compared.values() if not by_others]
-        if key in begun and not is_shipped:
+        newer = [one for one in compared.values() if not one.is_shipped]
+        if own and key in begun:
             why = "a newer one has its name"
         elif why := _describe_mismatch(entry, known, holds):
-            why += "" if is_shipped else hint
+            why += hint * own
+        elif entry.is_baseline:
+            why = "a single seed, or another has more of them, or is newer" * own
         elif not (why := _describe_mismatch(entry, newer, holds)):
             begun.add(key)
             why = _describe_seeds(entry)
             if entry.steps not in baseline:
                 why = f"the baseline has no {entry.steps:,} steps"
         if why:
-            left_out.setdefault(why, []).append(entry.name)
-        else:
-            compared[key] = entry, is_shipped
+            steps = f" at {entry.steps:,} steps" * entry.is_baseline
+            left_out.setdefault(why, []).append(entry.name + steps)
+        elif not entry.is_baseline:
+            compared[key] = entry
     return [*compared.values()], left_out
 
 
@@ -412,7 +398,9 @@ def _list_cells(track: Track) -> list[list[str]]:
             row.verdict,
             "" if row.time is None else _ratio_words(row.time),
         )
-        lines.append((track.label(row.entry) + " *" * (not row.shipped), row.entry, compared))
+        lines.append(
+            (track.label(row.entry) + " *" * (not row.entry.is_shipped), row.entry, compared)
+        )
     cells = [[*HEADINGS]]
     for label, entry, compared in lines:
         first = [label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
@@ -436,14 +424,11 @@ def _list_notes(track: Track) -> list[str]:
         f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"
         for one in track.baseline.values()
     )
-    count = f"{len(track.rows)} entr{'y' if len(track.rows) == 1 else 'ies'}"
-    apart = f", but for {', '.join(track.own_spread)}" if track.own_spread else ""
     first = f"the baseline, {BASELINE}, at {steps}"
     last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
     if not track.rows:
         return [first, *last]
-    seeds = {len(row.entry.losses) for row in track.rows}
-    all_shipped = all(row.shipped for row in track.rows)
+    apart = [row.entry.name for row in track.rows if row.spread.degrees < len(row.entry.losses)]
     times = [
         "time: the baseline's time to the same loss over the entry's, measured on "
         f"{machine} by scripts/track_speeds.py; no verdict depends on it"
@@ -455,14 +440,10 @@ def _list_notes(track: Track) -> list[str]:
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
-        f"over {count} (Holm); all rows share one standard deviation over seeds{apart}",
-        f"equivalent: within {MARGIN - 1:.0%} of the compute, by two one-sided tests, of each row "
-        "alone",
-        f"allowed errors, of {ALPHA:.0%} in all: "
-        + ", ".join(f"{ALPHA * LOOKS[n]:.1%} with {n} seeds" for n in sorted(seeds)),
-        *(times or ["time: not measured (scripts/track_speeds.py)"]),
+        f"over the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track.md)",
+        *([f"of a standard deviation over seeds of their own: {', '.join(apart)}"] * bool(apart)),
+        *times,
         f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
-        "tokens; lr: the rate that its trials chose",
-        *(["* trained here; the others are shipped"] if not all_shipped else []),
+        "tokens; lr: the rate that its trials chose; * trained here, the others are shipped",
         *last,
     ]
