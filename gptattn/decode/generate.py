@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gptattn.data.tokenizer import Ids, Tokenizer
 from gptattn.decode.sampling import Sampling
@@ -12,14 +13,10 @@ from gptattn.model.gpt import GPT
 
 
 def pad_left(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return prompts [T_b] of different lengths as ids [B, T], and each row's padding length [B].
-
-    A row is padded with its own first id, so that the repetition penalty applies to no other id.
-    """
-    longest = max(len(ids) for ids in prompts)
-    padding = [longest - len(ids) for ids in prompts]
-    rows = [torch.cat([ids[:1].expand(n), ids]) for ids, n in zip(prompts, padding, strict=True)]
-    return torch.stack(rows), torch.tensor(padding, device=prompts[0].device)
+    """Return prompts [T_b] of different lengths as ids [B, T], and the padding of each row [B]."""
+    ids = pad_sequence(list(prompts), batch_first=True, padding_side="left")
+    lengths = torch.tensor([len(own) for own in prompts], device=ids.device)
+    return ids, ids.shape[1] - lengths
 
 
 @torch.inference_mode()
@@ -61,7 +58,7 @@ def stream(
             # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
-            unread = sampling.draw(logits, ids, generator)
+            unread = sampling.draw(logits, generator)
             ids = torch.cat([ids, unread], dim=1)
             yield unread
     finally:

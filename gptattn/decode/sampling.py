@@ -1,4 +1,4 @@
-"""From logits to the next token: temperature, repetition penalty, top-k, top-p, min-p."""
+"""From logits to the next token: temperature, top-k, top-p, min-p."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -18,38 +18,34 @@ class Sampling:
     Raises ConfigError, naming the field, for an invalid value. Temperature 0 is greedy. top_k keeps
     the k likeliest tokens; top_p the fewest likeliest tokens whose probabilities sum to at least
     top_p (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1); min_p the tokens with at least min_p
-    times the highest probability (Nguyen et al. 2024, arXiv:2407.01082, sec. 3). The repetition
-    penalty divides the logit of a token seen before if it is positive, and multiplies it if it is
-    negative (Keskar et al. 2019, arXiv:1909.05858, sec. 4.1). They act in this order: penalty,
-    temperature, top_k, top_p, min_p.
+    times the highest probability (Nguyen et al. 2024, arXiv:2407.01082, sec. 3). They act in this
+    order.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_k: Annotated[int, Meta(ge=1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
 
     def __post_init__(self) -> None:
         for name, hint in list_hints(Sampling).items():
             check_type(name, getattr(self, name), hint)
 
-    def draw(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw(self, logits_BV: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the next ids [B, 1]; among equal logits, greedy takes the first.
 
         Raises NumericError if the largest logit is not finite.
         """
         if self.temperature == 0:
-            return self._adjust(logits_BV, seen_BT).argmax(dim=-1, keepdim=True)
-        return torch.multinomial(self.probabilities(logits_BV, seen_BT), 1, generator=generator)
+            return check_finite(logits_BV).argmax(dim=-1, keepdim=True)
+        return torch.multinomial(self.probabilities(logits_BV), 1, generator=generator)
 
-    def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
+    def probabilities(self, logits_BV: Tensor) -> Tensor:
         """Return the distribution [B, V] of the next token, in float32 or a wider type.
 
-        `seen_BT` are the ids so far, for the repetition penalty. The temperature must be above 0.
-        Raises NumericError as `draw`.
+        The temperature must be above 0. Raises NumericError as `draw`.
         """
-        logits = self._adjust(logits_BV, seen_BT)
+        logits = check_finite(logits_BV) / self.temperature
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
@@ -65,17 +61,12 @@ class Sampling:
             p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
         return p / p.sum(dim=-1, keepdim=True)
 
-    def _adjust(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
-        """Return the logits after penalty and temperature, in float32 or a wider type."""
-        # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
-        logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        if self.repetition_penalty != 1.0:
-            seen, penalty = logits.gather(1, seen_BT), self.repetition_penalty
-            seen = torch.where(seen > 0, seen / penalty, seen * penalty)
-            logits = logits.scatter(1, seen_BT, seen)
-        if self.temperature > 0:
-            logits = logits / self.temperature
-        # A row's largest logit is NaN or infinite if any is NaN or +inf.
-        if not logits.amax(dim=-1).isfinite().all():
-            raise NumericError("logits", "of the next token are not finite; use other weights")
-        return logits
+
+def check_finite(logits_BV: Tensor) -> Tensor:
+    """Return the logits in float32 or a wider type. Raises NumericError as `Sampling.draw`."""
+    # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    # A row's largest logit is NaN or infinite if any is NaN or +inf.
+    if not logits.amax(dim=-1).isfinite().all():
+        raise NumericError("logits", "of the next token are not finite; use other weights")
+    return logits

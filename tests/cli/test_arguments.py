@@ -56,7 +56,6 @@ def test_a_mistake_names_its_argument(name, arguments, said):
     [
         ("generate", ["prompt=" + "Line " * 9, "full=stop"], 3, "prompt: 45 tokens"),
         ("generate", ["prompt=L", "samples=1000000000000"], 8, "memory: "),
-        ("generate", ["prompt=L", "prompts_file=none.txt"], 2, "prompts_file: together"),
         ("convert", ["to=gqaa"], 2, "to: gqa"),
         ("convert", ["to=gqa", "to.num_kv_heads=3"], 2, "attn.num_kv_heads: divide"),
         ("convert", ["to=single_head"], 2, "to: heads of shape"),

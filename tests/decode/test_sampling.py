@@ -8,7 +8,6 @@ from support import refuses
 from gptattn.decode.sampling import Sampling
 
 P = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
-SEEN = torch.tensor([[0], [3]])
 
 
 @pytest.mark.parametrize(
@@ -30,50 +29,35 @@ SEEN = torch.tensor([[0], [3]])
 def test_what_is_kept_is_drawn_in_proportion(sampling, weights):
     expected = torch.tensor(weights, dtype=torch.float64)
     expected /= expected.sum(dim=-1, keepdim=True)
-    torch.testing.assert_close(sampling.probabilities(P.log(), SEEN), expected)
+    torch.testing.assert_close(sampling.probabilities(P.log()), expected)
 
 
 def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
     logits = 3 * torch.randn(3, 50_257)
     ordered = np.sort(logits.softmax(dim=-1).numpy().astype(np.float64))[:, ::-1]
     for top_p in (0.9, 0.999999):
-        kept = (Sampling(top_p=top_p).probabilities(logits, SEEN) > 0).sum(dim=-1)
+        kept = (Sampling(top_p=top_p).probabilities(logits) > 0).sum(dim=-1)
         assert kept.tolist() == [1 + int((row.cumsum() < top_p).sum()) for row in ordered]
     # In float32 the sum of many probabilities comes to 1 before the last of them.
-    assert (Sampling(top_p=1.0).probabilities(logits, SEEN) > 0).all()
+    assert (Sampling(top_p=1.0).probabilities(logits) > 0).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_logit_that_is_not_a_number_is_a_numeric_error(temperature):
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, float("nan"), 2.0]])
     with refuses("logits: not finite", 5):
-        Sampling(temperature=temperature).draw(logits, SEEN, None)
+        Sampling(temperature=temperature).draw(logits, None)
 
 
 def test_a_logit_of_minus_infinity_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 1.0]])
-    assert Sampling().probabilities(logits, SEEN[:1])[0, 1] == 0
-    assert Sampling(temperature=0).draw(logits, SEEN[:1], None).item() == 2
-
-
-def test_the_repetition_penalty_makes_seen_tokens_less_likely():
-    logits = torch.tensor([[2.0, -2.0, 0.0]])
-    seen = torch.tensor([[0, 1, 0]])
-    p = Sampling(repetition_penalty=2.0).probabilities(logits, seen)
-    # 2 / 2 and -2 * 2, once each however often the token was seen.
-    torch.testing.assert_close(p, torch.tensor([[1.0, -4.0, 0.0]]).softmax(-1))
+    assert Sampling().probabilities(logits)[0, 1] == 0
+    assert Sampling(temperature=0).draw(logits, None).item() == 2
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("temperature", float("nan")),
-        ("top_k", 0),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("min_p", -0.1),
-        ("repetition_penalty", 0.0),
-    ],
+    [("temperature", float("nan")), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1)],
 )
 def test_a_value_that_cannot_work_names_its_field(field, value):
     with refuses(f"{field}: "):

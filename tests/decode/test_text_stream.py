@@ -1,4 +1,4 @@
-"""Prompts out of a file, and streamed text, id by id, against the text of all ids at once."""
+"""Where a prompt comes from, and streamed text, id by id, against the text of all ids at once."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from support import refuses
 
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gptattn.decode.prompt import read_prompt, read_prompts
+from gptattn.decode.prompt import read_prompt
 from gptattn.decode.text_stream import TextStream
 from tests.support import bpe
 
@@ -57,15 +57,10 @@ def test_text_that_only_begins_like_the_stop_text_is_emitted():
     assert fed(TextStream(ByteTokenizer(), "aab"), list(b"xaa")) == ["x", "", "", "aa"]
 
 
-def test_only_line_breaks_separate_prompts(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_bytes("a\u2028b\x0cc\r\n\n d\x85\n".encode())
-    assert read_prompts(file) == ["a\u2028b\x0cc", " d\x85"]
-
-
 def test_a_prompt_comes_from_an_argument_a_file_or_stdin(tmp_path, monkeypatch):
-    file = tmp_path / "prompt.txt"
+    file, binary = tmp_path / "prompt.txt", tmp_path / "binary"
     file.write_text("π list", encoding="utf-8")
+    binary.write_bytes(b"a\xff")
     with file.open() as opened:
         monkeypatch.setattr(sys, "stdin", opened)
         texts = [read_prompt("π list", None), read_prompt(None, file), read_prompt("-", None)]
@@ -75,9 +70,7 @@ def test_a_prompt_comes_from_an_argument_a_file_or_stdin(tmp_path, monkeypatch):
         ("a", file, "prompt: prompt=", 2),
         ("", None, "prompt: empty", 3),
         (None, tmp_path / "none", "prompt_file: No such file", 3),
+        (None, binary, "prompt_file: UTF-8", 3),
     ):
         with refuses(said, code):
             read_prompt(prompt, given)
-    file.write_bytes(b"a\xff")
-    with refuses("prompt_file: byte 1", 3):
-        read_prompt(None, file)

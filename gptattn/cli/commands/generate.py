@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 
 from gptattn.cli.arguments import PACKAGES, Count, Seed, option, parse, run_script
-from gptattn.decode.generate import pad_left, stream
-from gptattn.decode.prompt import read_prompt, read_prompts
+from gptattn.decode.generate import stream
+from gptattn.decode.prompt import read_prompt
 from gptattn.decode.sampling import Sampling
 from gptattn.decode.text_stream import TextStream
 from gptattn.errors import ConfigError, DataError
@@ -33,18 +33,13 @@ class Arguments:
     run: Path = option("a run folder, or one that convert made")
     prompt: str | None = option("text to continue; prompt=- reads stdin")
     prompt_file: Path | None = option("read the prompt from a file")
-    prompts_file: Path | None = option(
-        "one prompt per line, continued as a batch; when the longest row fills the context, all "
-        "slide or stop"
-    )
     tokens: Count = option("maximum number of new tokens", 200)
     temperature: float = option("0 is greedy", 0.8)
     top_k: int | None = option("keep the N most likely tokens")
     top_p: float | None = option("keep the fewest tokens with total probability P")
     min_p: float | None = option("keep tokens at least P times as likely as the top one")
-    repetition_penalty: float = option("above 1: fewer repeated tokens", 1.0)
     stop: str | None = option("stop at this text")
-    samples: Count = option("samples per prompt, generated as a batch", 1)
+    samples: Count = option("number of texts, generated as a batch", 1)
     seed: Seed = option("the same seed gives the same text", 1)
     full: Literal["slide", "stop"] = option(
         "when the context is full: slide (keep the newer half and read it again) or stop", "slide"
@@ -67,44 +62,32 @@ def run(arguments: Sequence[str]) -> None:
     args = parse(Arguments, arguments)
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")
-    sampling = Sampling(
-        args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
-    )
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
     # Large tensors in huge pages make decoding with GPT-2 small a tenth faster (docs/decoding.md).
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
-    if args.prompts_file is None:
-        prompts = [read_prompt(args.prompt, args.prompt_file)]
-    elif args.prompt is None and args.prompt_file is None:
-        prompts = read_prompts(args.prompts_file)
-    else:
-        raise ConfigError("prompts_file", "is given together with another prompt; give only one")
+    prompt = read_prompt(args.prompt, args.prompt_file)
     saved = load_run(args.run, args.allow_targets)
     model = saved.model.to(device, torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
     context = model.context_length
-    ids = [saved.tokenizer.encode(prompt, "prompt").astype("int64") for prompt in prompts]
-    longest = max(map(len, ids))
-    if args.full == "stop" and longest > context:
+    ids = torch.from_numpy(saved.tokenizer.encode(prompt, "prompt").astype("int64")).to(device)
+    if args.full == "stop" and len(ids) > context:
         raise DataError(
-            "prompt", f"has {longest} tokens, more than the context of {context}; shorten it"
+            "prompt", f"has {len(ids)} tokens, more than the context of {context}; shorten it"
         )
-    batch, padding = pad_left([torch.from_numpy(row).to(device) for row in ids])
-    batch = batch.repeat_interleave(args.samples, dim=0)
     new = stream(
         model,
-        batch,
+        ids.repeat(args.samples, 1),
         args.tokens,
         sampling,
-        padding=padding.repeat_interleave(args.samples),
         vocab_size=saved.tokenizer.vocab_size,
         generator=torch.Generator(device).manual_seed(args.seed),
         slide=args.full == "slide",
     )
-    prompts = [prompt for prompt in prompts for _ in range(args.samples)]
-    samples = [TextStream(saved.tokenizer, args.stop) for _ in prompts]
+    samples = [TextStream(saved.tokenizer, args.stop) for _ in range(args.samples)]
     start = time.perf_counter()
-    print(make_printable(prompts[0]), end="", flush=True)
+    print(make_printable(prompt), end="", flush=True)
     steps = 0
     for step in new:
         steps += 1
@@ -116,15 +99,14 @@ def run(arguments: Sequence[str]) -> None:
     seconds = time.perf_counter() - start
     ends = [sample.end() for sample in samples]
     print(make_printable(ends[0]), end="")
-    for prompt, sample in zip(prompts[1:], samples[1:], strict=True):
+    for sample in samples[1:]:
         print(make_printable(f"\n---\n{prompt}{sample.emitted}"), end="")
-    rows = len(samples)
-    capacity = min(context, longest + args.tokens)
+    capacity = min(context, len(ids) + args.tokens)
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
     how = saved.cfg.variant + " in bfloat16" * (args.dtype == "bfloat16")
-    speed = f"{steps * rows / seconds:,.0f} tokens/s, {how}"
+    speed = f"{steps * args.samples / seconds:,.0f} tokens/s, {how}"
     cache = f"cache {held / capacity:,.0f} bytes per token, "
-    cache += f"{held * rows:,} for {rows} x {capacity} tokens"
+    cache += f"{held * args.samples:,} for {args.samples} x {capacity} tokens"
     if not all(block.attention.decodes_from_cache for block in model.layers()):
         cache = "no cache: the whole text is read again for each token"
     print(f"\n\n{speed}, {cache}", file=sys.stderr)
