@@ -72,9 +72,9 @@ def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> Cach
 
 def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     """Raise ConfigError if this changes no layer of the model (perhaps on the meta device)."""
-    layers = [block.attention for block in model.layers()]
-    caches = [(one, one.new_cache(1, model.context_length)) for one in layers]
-    if kind.name != "full" and all(kind.replace_cache(own, one) is own for one, own in caches):
+    T = model.context_length
+    changed = build_caches(model, kind, 1, T).nbytes != model.new_cache(1, T).nbytes
+    if kind.name != "full" and not changed:
         raise ConfigError(
             "cache",
             f"{kind.name} changes no layer's cache of {variant}; leave it out, or give fewer "

@@ -3,7 +3,6 @@
 import math
 from itertools import pairwise
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,16 +51,11 @@ def measure_by_position(
     device = model.head.weight.device
     total_T = torch.zeros(length, dtype=torch.float64, device=device)
     rows = max(1, TOKENS_AT_A_TIME // length)
-    for first in range(0, windows, rows):
-        count = min(rows, windows - first)
-        span = tokens[first * length : (first + count) * length + 1].astype(np.int64)
-        ids = torch.from_numpy(span).to(device)
-        apart = None
-        if documents is not None:
-            numbers = documents(first * length, (first + count) * length)
-            apart = torch.from_numpy(numbers).view(count, length).to(device)
-        hidden = model.hidden(ids[:-1].view(count, length), None, apart)
-        total_T += token_losses(model, hidden, ids[1:].view(count, length)).sum(0)
+    whole = tokens[: windows * length + 1]
+    for batch in ValidationSet(whole, rows, length, documents):
+        ids, targets, *apart = (tensor.to(device) for tensor in batch)
+        hidden = model.hidden(ids, None, *apart)
+        total_T += token_losses(model, hidden, targets).sum(0)
     mean_T = total_T / windows
     bins = [
         Bin(below + 1, edge, mean_T[below:edge].mean().item())

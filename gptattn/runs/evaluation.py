@@ -27,7 +27,7 @@ class Bin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LengthLoss(msgspec.Struct, frozen=True):
-    """Loss in windows of one length; see `by_position`."""
+    """Loss in windows of one length."""
 
     windows: int  # each position was scored so often
     loss: float  # mean over all positions
@@ -41,7 +41,7 @@ class LengthLoss(msgspec.Struct, frozen=True):
 
 
 class CacheLoss(msgspec.Struct, frozen=True):
-    """Loss of the whole held-out text, decoded through one kind of cache; see `by_cache`."""
+    """Loss of the whole held-out text, decoded through one kind of cache."""
 
     loss: float
     nbytes: int  # of all layers' caches for one row of the trained context length

@@ -52,9 +52,9 @@ class Arguments:
 def evaluate(arguments: Sequence[str]) -> None:
     """Measure every finished run below run=FOLDER; print the results, and write them.
 
-    All runs are checked before the first is measured. Of several runs, those that do not
-    support a length or a cache are left out for it, with a line that says why. Raises a UserError
-    for a run that cannot be read, and if nothing is left to measure.
+    Of several runs, those that do not support a length or a cache are left out for it, with a line
+    that says why. Raises a UserError for a run that cannot be read, and if nothing could be
+    measured.
     """
     args = parse(Arguments, arguments)
     shortest = min(args.lengths, default=1)
@@ -69,10 +69,12 @@ def evaluate(arguments: Sequence[str]) -> None:
         print(f"skipped: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
-    plans: list[tuple[Run, TokenData, list[int | CacheKind]]] = []
     refused: dict[str, tuple[ConfigError, list[Run]]] = {}
+    measured = False
 
     def refuse(run: Run, error: ConfigError) -> None:
+        if len(runs) == 1:
+            raise error
         refused.setdefault(str(error), (error, []))[1].append(run)
 
     for run in runs:
@@ -95,18 +97,11 @@ def evaluate(arguments: Sequence[str]) -> None:
                 possible.append(question)
             except ConfigError as error:
                 refuse(run, error)
-        if possible:
-            plans.append((run, data, possible))
-    for error, of in refused.values():
-        if len(runs) == 1 or not plans:
-            raise error
-        more = f" and {len(of) - 1} more" * (len(of) > 1)
-        print(one_line(f"left out for {of[0].folder.name}{more}: {error}"), file=sys.stderr)
-
-    for run, data, possible in plans:
-        saved = load_run(run.folder, args.allow_targets)
+        if not possible:
+            continue
+        measured = True
         saved.model.to(device)
-        print(f"{run.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
+        print(f"{run.folder}: {cfg.variant}, trained at {cfg.model.context_length} tokens")
         found = begin_evaluation(saved, data, run.evaluation)
         for question in possible:
             known, found = found, measure(saved, data, question, found)
@@ -114,6 +109,11 @@ def evaluate(arguments: Sequence[str]) -> None:
                 RunFolder(run.folder).write_evaluation(found)
             before = "  (as before)" if found is known else ""
             print(f"{describe_answer(found, question)}{before}", flush=True)
+    for error, of in refused.values():
+        if not measured:
+            raise error
+        more = f" and {len(of) - 1} more" * (len(of) > 1)
+        print(one_line(f"left out for {of[0].folder.name}{more}: {error}"), file=sys.stderr)
 
 
 def describe_answer(found: Evaluation, question: int | CacheKind) -> str:
