@@ -11,11 +11,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from msgspec import Meta
+from msgspec import Meta, ValidationError, convert
 
 from gptattn.errors import ConfigError
 from gptattn.machine.ending import run_command
@@ -33,10 +33,7 @@ def option(words: str, default: Any = None, positional: bool = False) -> Any:
 
     Without a default it is required, unless its type allows None.
     """
-    about = {"words": words, "positional": positional}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=about)
-    return field(default=default, metadata=about)
+    return field(default=default, metadata={"words": words, "positional": positional})
 
 
 def run_script(
@@ -58,8 +55,8 @@ def run_script(
     called = f"python {program}" if ".py" in program else Path(program).name
     hints, words = get_type_hints(kind), dict[str, str]()
     for one in fields(kind):
-        shown = one.default if one.default_factory is MISSING else one.default_factory()
-        if isinstance(shown, tuple | list):
+        shown = one.default
+        if isinstance(shown, tuple):
             shown = ",".join(map(str, shown)) or "a,b"
         elif isinstance(shown, bool):
             shown = str(shown).lower()
@@ -77,7 +74,7 @@ def run_script(
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
     """Parse arguments into the dataclass `kind`. Raises ConfigError, which names the argument.
 
-    A field that is a list may be given several times.
+    A field that is a tuple is given as a,b or [a,b], or several times.
     """
     hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
     places = [one.name for one in fields(kind) if one.metadata["positional"]]  # type: ignore[arg-type]
@@ -90,8 +87,14 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
             near = suggest(name.lstrip("-"), hints)
             raise ConfigError(name, f"is not a setting; {near}, as name=value")
         key, hint = hints[name]
-        value = convert_value(hint, text, name)
-        values[key] = [*values.get(key, []), value] if get_origin(hint) is list else value
+        if get_origin(hint) is tuple:
+            words = text.removeprefix("[").removesuffix("]").split(",")
+            found = [
+                _convert(get_args(hint)[0], word.strip(), name) for word in words if word.strip()
+            ]
+            values[key] = (*values.get(key, ()), *found)
+        else:
+            values[key] = _convert(hint, text, name)
     parsed = build_dataclass(kind, values)
     for name in _list_missing(parsed):
         raise ConfigError(name, f"is missing; give {name}=...")
@@ -115,22 +118,10 @@ def _list_missing(parsed: Any) -> list[str]:
     return [name.rstrip("_") for name in none if type(None) not in get_args(hints[name])]
 
 
-def convert_value(hint: Any, text: str, path: str) -> Any:
-    """Return a command line's text as a value of the type `hint`; a tuple is `a,b` or `[a,b]`.
-
-    Raises ConfigError, which names `path`.
-    """
-    kinds = get_args(hint) or (hint,)
-    if get_origin(hint) is tuple:
-        words = text.removeprefix("[").removesuffix("]").split(",")
-        return tuple(convert_value(kinds[0], word.strip(), path) for word in words if word.strip())
-    if type(None) in kinds and text == "null":
+def _convert(hint: Any, text: str, name: str) -> Any:
+    """Return a command line's text as a value of the type `hint`. Raises ConfigError."""
+    if text == "null" and type(None) in get_args(hint):
         return None
-    if bool in kinds and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in kinds:
-        if kind in (int, float, Path):
-            with contextlib.suppress(ValueError):
-                return kind(text)
-    check_type(path, text, hint)
-    return text
+    with contextlib.suppress(ValidationError):
+        return convert(text, hint, strict=False, dec_hook=lambda kind, one: kind(one))
+    return check_type(name, text, hint)

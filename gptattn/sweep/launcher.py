@@ -22,16 +22,15 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
-from rich.text import Text
 
-from gptattn.machine.console import format_duration, make_console
+from gptattn.machine.console import format_duration
 from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
-QUIET_SECONDS, MAX_QUIET_SECONDS = 4.0, 60.0  # between lines while no run ends
+QUIET_SECONDS = 30.0  # between lines while no run ends
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
@@ -62,8 +61,7 @@ def launch_processes(
     active: list[_Job] = []
     runs, ended = len(jobs), 0
     took: list[float] = []  # of each run that is done
-    start = spoke = time.monotonic()
-    console = make_console()
+    spoke = time.monotonic()
     try:
         while waiting or active:
             while waiting and len(active) < slots:
@@ -76,22 +74,16 @@ def launch_processes(
                 ended, seconds = ended + 1, time.monotonic() - job.start
                 if RunFolder(job.folder).done:
                     took.append(seconds)
-                now = time.monotonic()
                 line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}"
                 if took and ended < runs:
-                    each = fmean(took)
-                    begun = sum(max(0.0, each - (now - one.start)) for one in active)
-                    left = (len(waiting) * each + begun) / slots
+                    left = fmean(took) * (runs - ended) / slots
                     line += f"; about {format_duration(left)} left"
-                # Text keeps rich from reading a name or a reason as markup.
-                console.print(Text(line))
-                spoke = now
+                print(line, flush=True)
+                spoke = time.monotonic()
             now = time.monotonic()
-            # In a long sweep lines come more rarely.
-            quiet = min(max(QUIET_SECONDS, (now - start) / 20), MAX_QUIET_SECONDS)
-            if active and now - spoke > quiet:
+            if active and now - spoke > QUIET_SECONDS:
                 times = [f"{one.folder.name} {format_duration(now - one.start)}" for one in active]
-                console.print(Text(f"[{ended}/{runs}] running: {', '.join(times)}"))
+                print(f"[{ended}/{runs}] running: {', '.join(times)}", flush=True)
                 spoke = now
     except BaseException:
         _stop(active)

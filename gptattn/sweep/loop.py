@@ -14,7 +14,6 @@ from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig
 
 from gptattn.errors import SweepError, UserError
-from gptattn.machine.console import make_console
 from gptattn.machine.disk import check_room
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
@@ -43,7 +42,7 @@ def run_sweep(
     ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
     tune = None if sweeper.tune is None else read_tune(sweeper.tune)
     jobs = list_jobs(loader, arguments, sweeper.variants)
-    make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
+    print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}", flush=True)
 
     refused: dict[str, UserError] = {}
     plan = partial(plan_jobs, loader, config, refused)
@@ -95,7 +94,6 @@ def run_stages(
     launch: Callable[[Sequence[Plan]], str],
 ) -> None:
     """Launch each stage's runs that are not done, and send the results back for the next."""
-    console = make_console()
     planned: set[Path] = set()  # where the runs of all stages so far are, or will be
     done: list[Path] = []  # of stages that count
     failed: dict[Path, str] = {}
@@ -114,8 +112,8 @@ def run_stages(
             }
             planned |= {*found.done.values(), *(plan.folder for plan in todo.values())}
             if stage.title:
-                console.print(f"[bold]{stage.title}[/bold]")
-            print_plan(console, home, len(stage.plans), len(results), found)
+                print(stage.title)
+            print_plan(home, len(stage.plans), len(results), found)
             why = ""
             if todo:
                 new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
@@ -123,7 +121,7 @@ def run_stages(
                 write_planned(home, sorted(str(folder.relative_to(home)) for folder in planned))
                 why = launch([*todo.values()])
             else:
-                console.print("nothing to do; sweep.fresh=true runs them again")
+                print("nothing to do; sweep.fresh=true runs them again")
             for folder, plan in todo.items():
                 run = RunFolder(plan.folder)
                 failure = run.read_failure() or {"exit": 1, "error": why}
@@ -145,7 +143,7 @@ def run_stages(
         count = f"{sum(RunFolder(run).done for run in planned)} of {len(planned)} runs are done"
         print(f"stopped: {count}; the same command runs the others", file=sys.stderr)
         raise
-    print_end(console, done, failed)
+    print_end(done, failed)
     if failed:
         count = f"{len(failed)} of {len(planned)} runs failed"
         raise SweepError(f"{count}; the same command runs them again", codes[0])
@@ -170,7 +168,7 @@ def _launch(
         slots = min(slots, len(plans))
         launcher.slots = slots
         how = f", {slots} at a time" if slots > 1 else ", one after the other" * (len(plans) > 1)
-    make_console().print(f"{len(plans)} to run{how}")
+    print(f"{len(plans)} to run{how}", flush=True)
     commands = []
     for plan in plans:
         folder = quote(str(plan.folder))

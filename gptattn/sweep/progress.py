@@ -4,14 +4,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
 from gptattn import command
-from gptattn.machine.console import format_duration
+from gptattn.machine.console import format_duration, make_console
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import SPEED
 from gptattn.sweep.plan import Found
@@ -19,12 +13,12 @@ from gptattn.sweep.plan import Found
 STALE_NAMES = 3  # run names in one line
 
 
-def print_plan(console: Console, home: Path, runs: int, over: int, found: Found) -> None:
+def print_plan(home: Path, runs: int, over: int, found: Found) -> None:
     """Print how many runs there are, how many are done, and which results are stale and why."""
     known = f", {over} already done" if over else ""
     known += f", {len(found.begun)} to resume" if found.begun else ""
     counted = "1 run" if runs == 1 else f"{runs:,} runs"
-    console.print(f"[bold]sweep[/bold]  {counted}{known}, in {escape(str(home))}", soft_wrap=True)
+    print(f"sweep  {counted}{known}, in {home}")
     reasons: dict[str, list[str]] = {}
     for old, why in found.stale.values():
         reasons.setdefault(why, []).append(old.name)
@@ -32,7 +26,7 @@ def print_plan(console: Console, home: Path, runs: int, over: int, found: Found)
         names = ", ".join(olds[:STALE_NAMES])
         more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
         line = f"stale: {names}{more}: {why}; will run again, old results stay"
-        console.print(f"{line} (sweep.keep_stale=true uses them)", soft_wrap=True, markup=False)
+        print(f"{line} (sweep.keep_stale=true uses them)", flush=True)
 
 
 def describe_end(folder: Path, seconds: float) -> str:
@@ -45,7 +39,7 @@ def describe_end(folder: Path, seconds: float) -> str:
     return f"FAILED {folder.name}: {(run.read_failure() or {}).get('error', 'no summary')}"
 
 
-def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]) -> None:
+def print_end(done: Sequence[Path], failed: Mapping[Path, str]) -> None:
     """Print the report's tables of the finished runs, and why the others failed."""
     if done:
         from gptattn.compare.comparison import compare
@@ -57,18 +51,13 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
         folders = sorted({str(path.parent) for path in done})
         if find_experiment(runs) is None:  # the attention track has a table of its own
             comparison = compare(runs, folders=folders)
-            print_tables(comparison, console)
+            print_tables(comparison, make_console())
             for line in warning_lines(comparison):
-                console.print(f"warning: {line}", markup=False)
+                print(f"warning: {line}")
             if any(SPEED not in run.metrics for run in runs):
                 how = "sweep.jobs=1 sweep.fresh=true measures it"
-                console.print(f"no speed where runs shared the machine; {how}", soft_wrap=True)
-        console.print(f"report: {command('compare')} {shlex.join(folders)}", soft_wrap=True)
-    if failed:
-        table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("run", overflow="fold")
-        table.add_column("why", overflow="fold")
-        for path, why in failed.items():
-            log = RunFolder(path).console_file
-            table.add_row(Text(path.name), Text(f"{why}\n{log}" if log.is_file() else why))
-        console.print(table)
+                print(f"no speed where runs shared the machine; {how}")
+        print(f"report: {command('compare')} {shlex.join(folders)}", flush=True)
+    for path, why in failed.items():
+        log = RunFolder(path).console_file
+        print(f"failed: {path.name}: {why}" + f"; see {log}" * log.is_file(), flush=True)

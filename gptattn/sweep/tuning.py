@@ -19,7 +19,6 @@ from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
-from gptattn.machine.console import make_console
 from gptattn.runs.folder import TUNING, RunFolder, find_begun, find_done
 from gptattn.settings.config import Positive, Share
 from gptattn.settings.identity import settings_key
@@ -162,7 +161,7 @@ def tune_stage(
             f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
             "best; reports leave them out"
         )
-    make_console().print("\n".join(lines), markup=False, soft_wrap=True)
+    print("\n".join(lines), flush=True)
     return final, code
 
 
@@ -204,20 +203,14 @@ def next_rate(losses: Mapping[float, float | None]) -> float | None:
 
 
 def describe_rates(losses: Mapping[float, float]) -> str:
-    """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)`, from loss by rate.
-
-    Says so if the best is the lowest or the highest of several.
-    """
+    """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)`, from loss by rate."""
     best = find_best(losses)
     each = ", ".join(
         f"{rate:g}: {f'{loss:.4f}' if math.isfinite(loss) else 'diverged'}"
         for rate, loss in sorted(losses.items())
     )
-    words = f"{best:g} is best ({each})"
-    if len(losses) > 1 and best in (min(losses), max(losses)):
-        side = ("lowest", "below") if best == min(losses) else ("highest", "above")
-        words += f", the {side[0]} that was tried: a better one may lie {side[1]}"
-    return words
+    at_edge = len(losses) > 1 and best in (min(losses), max(losses))
+    return f"{best:g} is best ({each})" + ", at the edge: a better one may lie beyond" * at_edge
 
 
 def mark_replaced(chosen: Sequence[Plan], tune: Tune) -> int:

@@ -14,7 +14,6 @@ from pathlib import Path
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
-from gptattn.machine.console import make_console
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.sweep.plan import Plan
@@ -56,10 +55,9 @@ class Until:
         self.home, self.half_width, self.most = home, sweep.until, sweep.max_seeds
         self.first = before.first if before else tuple(given)
         self.half_widths = before.half_widths if before else {}
-        make_console().print(
+        print(
             f"{FIELD}={sweep.until:g}: {len(self.first)} seeds of each variant, then as many more "
-            f"as it needs, up to {sweep.max_seeds}",
-            soft_wrap=True,
+            f"as it needs, up to {sweep.max_seeds}"
         )
 
     def decide(
@@ -114,7 +112,7 @@ class Until:
             names = ", ".join(dict.fromkeys(lacking))
             lines.append(f"{names}: lacks some of the first {first} seeds; no more follow")
         for line in lines:
-            make_console().print(f"{FIELD}: {line}", markup=False, soft_wrap=True)
+            print(f"{FIELD}: {line}", flush=True)
         # Note the first stage for these variants, as asked for and as recorded.
         recorded = [RunFolder(run.folder).read_settings() for own in ours.values() for run in own]
         keys = sorted({*ours, *map(variant_key, recorded)})

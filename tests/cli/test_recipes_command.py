@@ -1,9 +1,8 @@
-"""Which recipes fit: their caches, worked by hand, and sizes in words."""
+"""Which recipes fit: their caches, worked by hand."""
 
 import pytest
 
 from gptattn.cli.commands import recipes
-from gptattn.cli.commands.recipes import read_bytes
 
 
 @pytest.mark.slow
@@ -17,8 +16,3 @@ def test_recipes_that_fit_are_listed_cheapest_first(call, monkeypatch):
     assert [row.split()[:2] for row in rows] == [["gemma3", "25,600"], ["llama3", "163,840"]]
     assert rows[0].endswith("9 window, 1 full")
     assert others == "too large: gpt2 (327,680)"
-
-
-def test_a_size_is_in_bytes_or_has_a_unit():
-    sizes = {"1000": 1000, "1.5MB": 1.5e6, "2GB": 2e9, "8kB": 8000, "1MiB": 2**20, "3G": 3e9}
-    assert {text: read_bytes(text) for text in sizes} == sizes

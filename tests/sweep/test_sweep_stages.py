@@ -229,7 +229,7 @@ def test_a_variant_of_which_a_trial_fails_waits_and_one_that_diverges_there_has_
         sweep(tmp_path, launcher, "attn=mha,gqa", tune=TUNE)
     assert launcher.launched[4:] == [("mha", 1)]
     out = capfd.readouterr().out
-    assert "attn=mha 0.001 is best (0.001: 1.5000, 0.002: diverged), the lowest" in out
+    assert "attn=mha 0.001 is best (0.001: 1.5000, 0.002: diverged), at the edge" in out
     assert "attn=gqa skipped: not all of its learning rates are known" in out
 
 

@@ -42,20 +42,14 @@ class Arguments:
 
 def choose_layers(saved: SavedRun, layer: int | None) -> list[int]:
     """Return the layers to draw: `layer`, or all with attention weights. Raises ConfigError."""
-    count, with_maps = len(saved.model.layers()), saved.model.layers_with_maps()
+    with_maps = saved.model.layers_with_maps()
     if not with_maps:
         raise ConfigError(
             "run", f"attn={saved.cfg.variant} has no attention weights to show; give another run"
         )
-    if layer is None:
-        return with_maps
-    if not 0 <= layer < count:
-        raise ConfigError(
-            "layer", f"{layer} does not exist; give 0 to {count - 1}, or leave it out"
-        )
-    if layer not in with_maps:
+    if layer not in (None, *with_maps):
         raise ConfigError("layer", f"{layer} has no attention weights; give one of {with_maps}")
-    return [layer]
+    return with_maps if layer is None else [layer]
 
 
 def run(arguments: Sequence[str]) -> None:

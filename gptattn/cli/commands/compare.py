@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Arguments:
     """outputs/attention_suite markdown=true"""
 
-    folder: list[Path] = option(
+    folder: tuple[Path, ...] = option(
         "of runs or sweeps, or benchmarks/track; folder= may be left out, and several may be given",
-        [Path("outputs")],
+        (Path("outputs"),),
         positional=True,
     )
     baseline: str | None = option("the row to compare with; default: mha")

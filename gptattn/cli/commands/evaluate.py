@@ -31,7 +31,7 @@ from gptattn.settings.config import Accelerator, Threads
 class Arguments:
     """run=outputs/... lengths=[256,512,1024]"""
 
-    run: list[Path] = option(
+    run: tuple[Path, ...] = option(
         "a finished run, or a folder of them, such as a sweep's; may be given several times"
     )
     lengths: tuple[int, ...] = option(
@@ -69,14 +69,8 @@ def evaluate(arguments: Sequence[str]) -> None:
         print(f"skipped: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
-    refused: dict[str, tuple[ConfigError, list[Run]]] = {}
+    refused: dict[str, list[str]] = {}  # reason -> runs
     measured = False
-
-    def refuse(run: Run, error: ConfigError) -> None:
-        if len(runs) == 1:
-            raise error
-        refused.setdefault(str(error), (error, []))[1].append(run)
-
     for run in runs:
         saved = load_run(run.folder, args.allow_targets)
         cfg, tokenizer = saved.cfg, saved.tokenizer
@@ -85,20 +79,21 @@ def evaluate(arguments: Sequence[str]) -> None:
         if key not in texts:
             texts[key] = build_data(cfg, tokenizer)
         data = texts[key]
-        if not isinstance(data, TokenData):
-            what = f"data={cfg.choices['data']} is not one text"
-            refuse(run, ConfigError("run", f"{what}; give a run that trained on one"))
-            continue
-        check_unchanged(saved, data, run.data["text_sha256"], run.steps)
         possible: list[int | CacheKind] = []
         for question in asked or [cfg.model.context_length]:
             try:
+                if not isinstance(data, TokenData):
+                    what = f"data={cfg.choices['data']} is not one text"
+                    raise ConfigError("run", f"{what}; give a run that trained on one")
                 check_question(saved, data, question)
                 possible.append(question)
             except ConfigError as error:
-                refuse(run, error)
-        if not possible:
+                if len(runs) == 1:
+                    raise
+                refused.setdefault(str(error), []).append(run.folder.name)
+        if not possible or not isinstance(data, TokenData):
             continue
+        check_unchanged(saved, data, run.data["text_sha256"], run.steps)
         measured = True
         saved.model.to(device)
         print(f"{run.folder}: {cfg.variant}, trained at {cfg.model.context_length} tokens")
@@ -109,11 +104,10 @@ def evaluate(arguments: Sequence[str]) -> None:
                 RunFolder(run.folder).write_evaluation(found)
             before = "  (as before)" if found is known else ""
             print(f"{describe_answer(found, question)}{before}", flush=True)
-    for error, of in refused.values():
-        if not measured:
-            raise error
-        more = f" and {len(of) - 1} more" * (len(of) > 1)
-        print(one_line(f"left out for {of[0].folder.name}{more}: {error}"), file=sys.stderr)
+    for reason, names in refused.items():
+        print(one_line(f"left out {', '.join(names)}: {reason}"), file=sys.stderr)
+    if not measured:
+        raise ConfigError("run", "none of these could be measured, as said above")
 
 
 def describe_answer(found: Evaluation, question: int | CacheKind) -> str:

@@ -4,7 +4,6 @@ The cache is that of one row in half precision; nothing is trained or measured. 
 settings of train.py, such as model=gpt2_small; the default is model=deep.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,16 +16,16 @@ from gptattn.errors import ConfigError
 from gptattn.model.cost import count_cache, count_parameters
 from gptattn.model.gpt import GPT
 from gptattn.settings.compose import CONF, settings
+from gptattn.settings.config import Positive
 
 VOCABULARY = 256  # of bytes
-PREFIXES = " kMG"
 
 
 @dataclass
 class Arguments:
-    """cache_bytes=1MB context=32768"""
+    """cache_bytes=1e6 context=32768"""
 
-    cache_bytes: str = option("most bytes of the cache, as 1MB (10^6), 1MiB (2^20), 800kB or 2GB")
+    cache_bytes: Positive = option("most bytes of the cache")
     context: Count = option("tokens in the cache", 32768)
 
 
@@ -36,7 +35,6 @@ def list_fitting(arguments: Sequence[str]) -> None:
     Raises ConfigError, which names the argument.
     """
     args, others = parse_own(Arguments, arguments)
-    most = read_bytes(args.cache_bytes)
     for one in others:
         if one.startswith("recipe="):
             raise ConfigError("recipe", "all are listed; leave it out")
@@ -53,21 +51,13 @@ def list_fitting(arguments: Sequence[str]) -> None:
         rows[name] = f"{count_parameters(model):>14,}  {', '.join(count_kinds(model))}"
     ranked = sorted(caches, key=lambda name: caches[name])
     width = max(map(len, rows))
-    if caches[ranked[0]] <= most:
+    if caches[ranked[0]] <= args.cache_bytes:
         print(f"{'recipe':{width}}  {'cache bytes':>14}  {'parameters':>14}  layers")
     for name in ranked:
-        if caches[name] <= most:
+        if caches[name] <= args.cache_bytes:
             print(f"{name:{width}}  {caches[name]:>14,}  {rows[name]}")
-    large = [f"{name} ({caches[name]:,})" for name in ranked if caches[name] > most]
+    large = [f"{name} ({caches[name]:,})" for name in ranked if caches[name] > args.cache_bytes]
     print("\n".join([f"too large: {', '.join(large)}"] * bool(large) + left_out))
-
-
-def read_bytes(text: str) -> float:
-    """Return the number of bytes of a text such as 1MB or 1MiB. Raises ConfigError."""
-    found = re.fullmatch(rf"(\d+(?:\.\d+)?)([{PREFIXES}]?)(i?)B?", text)
-    if found is None:
-        raise ConfigError("cache_bytes", f"{text!r} is not a size; give 1000000, 1MB or 1MiB")
-    return float(found[1]) * (1024 if found[3] else 1000) ** PREFIXES.index(found[2] or " ")
 
 
 def list_recipes() -> list[str]:
