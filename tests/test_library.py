@@ -148,7 +148,7 @@ def test_built_layers_that_share_state_decode_as_they_read():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("gema3", "did you mean gemma3?"), ("gemma4", "not offered")]
+    ("name", "said"), [("gema3", "did you mean gemma3?"), ("gemma4", "did you mean gemma")]
 )
 def test_a_mistake_in_what_to_build_is_the_commands_line(name, said):
     with refuses(f"recipe: {said}"):

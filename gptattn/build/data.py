@@ -2,7 +2,7 @@
 
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.text import HeldText, PlainText, cache_folder
-from gptattn.data.tokenizer import TaskIds, Tokenizer
+from gptattn.data.tokenizer import TaskIds, Tokenizer, encode_prompt
 from gptattn.errors import ConfigError
 from gptattn.settings.config import MASK_DOCUMENTS, TrainConfig
 from gptattn.settings.construct import construct
@@ -25,10 +25,14 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     """
     request = build_request(cfg, tokenizer or build_tokenizer(cfg))
     data = build_source(cfg).load(request)
+    if cfg.budget.accuracy is not None and data.val_bytes is not None:
+        raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
     if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
         raise ConfigError(
             "sample.tokens", f"{request.data_name} has no text that could go on; give 0"
         )
+    if cfg.sample.tokens and cfg.sample.prompt is not None:
+        encode_prompt(request.tokenizer, cfg.sample.prompt)
     return data
 
 

@@ -21,7 +21,7 @@ from gptattn.settings.config import CONF, UNITS, Settings, TrainConfig, check, v
 from gptattn.settings.construct import check_targets
 from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers
-from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omegaconf_error
+from gptattn.settings.messages import explain_hydra_error, explain_omegaconf_error
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import build_dataclass, check_type
 
@@ -68,7 +68,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
     for key, override in zip(keys, typed, strict=True):
         if override.startswith("~"):
-            raise ConfigError(key, REMOVED)
+            raise ConfigError(key, "cannot be removed; give it a value instead")
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
         node: Any = OmegaConf.to_container(own, resolve=True)

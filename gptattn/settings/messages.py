@@ -12,19 +12,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from gptattn.errors import ConfigError, UserError
 from gptattn.settings.comments import list_settings
 from gptattn.settings.construct import SETTING_OF
-from gptattn.settings.values import NO_RECIPE, describe_unknown, suggest
-
-REMOVED = "cannot be removed; give it a value instead"
-# Hydra's message -> ours about the setting {0} with the value {1}.
-SAYINGS = {
-    r"Could not delete '([^']+)'": REMOVED,
-    r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
-    r"Ambiguous value for argument '([^=]+)=([^']*)'": (
-        "{1} gives several values; add -m to run each, or write {0}=[{1}] for a list"
-    ),
-    r"Multiple values for ([\w/]+)\.": "takes one choice; write {0}=... without the +",
-    r"([\w/]+) appears more than once": "takes one choice; write {0}=... without the +",
-}
+from gptattn.settings.values import describe_unknown, suggest
 
 
 def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> Exception:
@@ -44,8 +32,6 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
             return ConfigError("launcher", "needs its plugin: pip install hydra-ray-launcher")
         if not group:
             return ConfigError("--config-name", f"{choice!r} does not exist; train is the default")
-        if group == "recipe" and choice in NO_RECIPE:
-            return ConfigError(group, f"{choice} is not offered: {NO_RECIPE[choice]}")
         # Hydra gives no options for a name in a list, but it names the folders where it looked.
         folders = [Path(folder, group) for folder in re.findall(r"path=file://(\S+)", str(error))]
         files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
@@ -57,14 +43,16 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return ConfigError(f"{mark.name}:{mark.line + 1}", f"{error.problem}; correct the file")
-    message, cause = str(error), error.__cause__
+    message = str(error)
     if isinstance(error, HydraException):
-        for pattern, said in SAYINGS.items():
-            if found := re.search(pattern, message):
-                return ConfigError(found.group(1), said.format(*found.groups()))
-        if isinstance(cause, OmegaConfBaseException):
-            return explain_omegaconf_error(cause, conf)
-        return ConfigError("command line", " ".join(message.split("\n")[:2]))
+        if isinstance(error.__cause__, OmegaConfBaseException):
+            return explain_omegaconf_error(error.__cause__, conf)
+        said = "; ".join(line for line in map(str.strip, message.splitlines()) if line)
+        for override in overrides:
+            key = override.lstrip("+~").partition("=")[0]
+            if re.search(rf"(^|\W){re.escape(key)}\b", message):
+                return ConfigError(key, said + "; leave the + out" * override.startswith("+"))
+        return ConfigError("command line", said)
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
         group, _, choice = override.partition("=")

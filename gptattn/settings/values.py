@@ -15,14 +15,13 @@ from gptattn.errors import ConfigError
 
 T = TypeVar("T")
 
-TYPE_NAMES: dict[Any, str] = {
-    type(None): "null",
-    float: "a number",
-    int: "a whole number",
-    bool: "true or false",
-    str: "text",
-    list: "a list, as [a,b]",
-    dict: "a table, as {name:value}",
+TYPE_NAMES = {  # msgspec's -> ours
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "str": "text",
+    "array": "a list, as [a,b]",
+    "object": "a table, as {name:value}",
 }
 # Our choice or setting -> its names elsewhere, where difflib would find nothing, or another.
 NAMES_ELSEWHERE = {
@@ -61,12 +60,6 @@ NAMES_ELSEWHERE = {
     "data.path": "file text_file",
     "experiment_name": "experiment_dir",
     "run_dir": "out out_dir output_dir logdir",
-}
-# Recipes that are asked for, and why there is none.
-NO_RECIPE = {
-    name: "its attention has not been reproduced here against another implementation; "
-    f"recipe={near} is the nearest"
-    for name, near in (("gemma4", "gemma3"), ("deepseek_v4", "deepseek_v3"))
 }
 OURS = {word: ours for ours, words in NAMES_ELSEWHERE.items() for word in words.split()}
 
@@ -117,7 +110,7 @@ def build_dataclass(
 
 
 def _build_value(field: str, value: Any, hint: Any) -> Any:
-    kinds = [kind for kind, _ in _list_options(hint)]
+    kinds = _list_options(hint)
     if str in kinds and type(value) in (int, float):  # as experiment_name=3
         value = str(value)
     of = next((get_args(kind)[-1] for kind in kinds if get_origin(kind) is type(value)), None)
@@ -128,72 +121,48 @@ def _build_value(field: str, value: Any, hint: Any) -> Any:
     return check_type(field, value, hint)
 
 
+def _list_options(hint: Any) -> list[Any]:
+    """Return the types in a union, or the only one."""
+    hint = bare(hint)
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    return [bare(one) for one in get_args(hint)] if is_union else [hint]
+
+
 def check_type(field: str, value: Any, hint: Any) -> Any:
     """Return the value as the type `hint`, as a field or a constructor declares it.
 
-    An int will do where a float is declared, and a number that has a range is finite. Raises
-    ConfigError, naming the field, for a value of another type, out of range, or that is no choice.
+    An int will do where a float is declared. Raises ConfigError, naming the field, for a value of
+    another type, out of range, infinite, or that is no choice.
     """
-    options = _list_options(hint)
-    ranges = [limits for kind, limits in options if limits and type(value) in (kind, int)]
     try:
-        if not ranges or value != math.inf:
-            return msgspec.convert(value, hint)
+        made = msgspec.convert(value, hint)
     except TypeError:  # a type of others, which msgspec does not know
         return value
-    except msgspec.ValidationError:
-        pass
-    if ranges:
-        raise ConfigError(field, _describe_range(value, ranges[0]))
-    words = [word for kind, _ in options if get_origin(kind) is Literal for word in get_args(kind)]
-    kinds = [get_origin(kind) or kind for kind, _ in options if get_origin(kind) is not Literal]
-    if words and {*kinds} <= {type(None)}:
-        raise ConfigError(field, f"{str(value)!r} is unknown; {suggest(str(value), words)}")
-    taken = [TYPE_NAMES.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds]
-    kind = type(value).__name__
-    what = "is null" if value is None else f"{value!r} is {'an' if kind == 'int' else 'a'} {kind}"
-    raise ConfigError(field, f"{what}; give {' or '.join([*words, *taken])}")
-
-
-def _list_options(hint: Any) -> list[tuple[Any, msgspec.Meta | None]]:
-    """Return the types in a union, each with its limits."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return [option for one in get_args(hint) for option in _list_options(one)]
-    if get_origin(hint) is Annotated:
-        limits = next((one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)), None)
-        return [(kind, own or limits) for kind, own in _list_options(bare(hint))]
-    return [(hint, None)]
-
-
-def _describe_range(value: float, limits: msgspec.Meta) -> str:
-    if limits.le is not None and limits.le < value < math.inf:
-        return f"{value} is too large; at most {limits.le}"
-    positive = limits.gt == 0 and limits.lt is None
-    wrong = "is not a positive number" if positive else "is out of range"
-    start = f"{limits.ge:g} or more" if limits.gt is None else f"one above {limits.gt:g}"
-    end = "" if limits.lt is None else f", below {limits.lt:g}"
-    return f"{value} {wrong}; give {start}{end}"
+    except msgspec.ValidationError as error:
+        literals = [kind for kind in _list_options(hint) if get_origin(kind) is Literal]
+        words = [str(word) for kind in literals for word in get_args(kind)]
+        wanted = re.match("Expected `(.*?)`([^,]*)", str(error))
+        if wanted is None:
+            raise ConfigError(field, f"{value!r} is unknown; {suggest(value, words)}") from None
+        names = TYPE_NAMES | ({"str": " or ".join(words)} if words else {})
+        kinds = " or ".join(names.get(kind, kind) for kind in wanted[1].split(" | "))
+        shown = "null" if value is None else repr(value)
+        raise ConfigError(field, f"is {shown}; give {kinds}{wanted[2]}") from None
+    if isinstance(made, float) and math.isinf(made):
+        raise ConfigError(field, f"is {made}; give a finite number")
+    return made
 
 
 def describe_unknown(name: str, names: Sequence[str]) -> str:
-    """Return what is said of a name that is no setting; one of `names` may be meant."""
-    near = find_settings(name, [one for one in names if one != name])
+    """Return what is said of a name that is no setting; some of `names` may be meant."""
+    names = [one for one in names if one != name]
+    last, lasts = name.rpartition(".")[2], {one.rpartition(".")[2]: one for one in reversed(names)}
+    meant = _translate(last)
+    near = [meant] if meant in names else [one for one in names if one.rpartition(".")[2] == last]
+    near = near or difflib.get_close_matches(name, names, n=1)
+    near = near or [lasts[one] for one in difflib.get_close_matches(last, lasts, n=1)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return f"is not a setting; {hint}--help lists them all"
-
-
-def find_settings(name: str, names: Sequence[str]) -> list[str]:
-    """Return which of the settings `names` is meant by a name that is none; several if unclear."""
-    last = name.rpartition(".")[2]
-    meant = _translate(last)
-    if meant in names:
-        return [meant]
-    same = [one for one in names if one.rpartition(".")[2] == last]
-    if same:
-        return same
-    lasts = {one.rpartition(".")[2]: one for one in reversed(names)}
-    near = difflib.get_close_matches(last, lasts, n=1)
-    return difflib.get_close_matches(name, names, n=1) or [lasts[one] for one in near]
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:

@@ -16,16 +16,16 @@ from gptattn.build.data import build_data, build_tokenizer
 from gptattn.build.match import apply_match
 from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
-from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError
 from gptattn.machine.device import resolve_device
 from gptattn.model.cost import Cost, measure_cost
+from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.runs.checkpoint import KEPT, RunState
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.resume import find_start
 from gptattn.settings.budget import Budget, resolve_budget
-from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
 from gptattn.weights.init_from import Origin, begin_from, read_origin
@@ -75,63 +75,113 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
-
-    # What is `auto` becomes the processes that torchrun or srun has started, else one for each GPU
-    # that is there, or one on a CPU.
-    trainer = cfg.trainer
-    started = int(
-        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
-    )
-    if trainer.devices == "auto":
-        there = torch.cuda.device_count() if device.type == "cuda" else 1
-        trainer = replace(trainer, devices=started or there)
-    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
-        raise ConfigError(
-            "trainer.devices",
-            f"is {trainer.devices}, but {started} processes have been started on this machine; "
-            f"give trainer=ddp, or trainer.devices={started}",
-        )
-    if trainer.num_nodes == "auto":
-        nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
-        trainer = replace(trainer, num_nodes=int(nodes))
-    if device.type == "cuda" and int(trainer.devices) > torch.cuda.device_count():
-        raise ConfigError(
-            "trainer.devices",
-            f"{trainer.devices} processes need as many GPUs, and there are "
-            f"{torch.cuda.device_count()} here",
-        )
-    cfg = replace(cfg, trainer=trainer)
+    cfg = replace(cfg, trainer=count_processes(cfg.trainer, device))
     check(cfg)
-
     precision = cfg.trainer.precision
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError(
             "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
         )
     matrices = build_matrix_rule(cfg)
-    for name, spec in cfg.logger.items():
-        if spec:  # TensorBoard has none of its own where its settings are empty
-            target = find_target(f"logger.{name}", spec, cfg.allow_targets)
-            library = target.__module__.removeprefix("lightning.pytorch.loggers.")
-            if library in ("wandb", "mlflow") and find_spec(library) is None:
-                raise ConfigError(
-                    "logger", f"{name} needs {library}; pip install 'gptattn[{library}]'"
-                )
-            bind(f"logger.{name}", spec, {}, cfg.allow_targets)
-
-    callbacks = []
-    if cfg.trainer.callbacks:
-        from lightning.pytorch import Callback  # slow to import
-
-        for name, spec in cfg.trainer.callbacks.items():
-            field = f"trainer.callbacks.{name}"
-            callbacks.append(construct(field, spec, {}, cfg.allow_targets, Callback))
+    check_trackers(cfg)
+    callbacks = build_callbacks(cfg)
 
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size
+    model = outline_model(cfg, ids or 1, device)  # 0: not known before the text is read
+    source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
+    data = build_data(cfg, tokenizer)
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    if cfg.match != "none":
+        cfg = apply_match(cfg, tokenizer.vocab_size)
+    if cfg.match != "none" or tokenizer.vocab_size != ids:
+        model = outline_model(cfg, tokenizer.vocab_size, device)
+    origin, made = None, (None, "")
+    if cfg.init_from is not None and source is None:
+        origin = read_origin(cfg)
+        made = origin.digest, origin.code
+        with warnings.catch_warnings():  # copying weights to the meta device does nothing
+            warnings.filterwarnings("ignore", ".*no-op", UserWarning)
+            begin_from(origin, model, cfg)
+
+    stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
+    cost = measure_cost(model.to(stored), data.scored)
+    tokens_per_step = cfg.batch_size * cfg.model.context_length
+    size = ROWS_BYTES
+    if cfg.checkpoint:  # the weights and AdamW's two averages
+        size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
+    return Ready(
+        cfg=cfg,
+        device=device,
+        data=data,
+        cost=cost,
+        budget=resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token),
+        weight_dtype=stored,
+        bytes_on_disk=size,
+        source=source,
+        state=state,
+        origin=origin,
+        matrices=matrices,
+        callbacks=callbacks,
+        provenance=Provenance(data.text_hash, device.type, code, *made),
+    )
+
+
+def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConfig:
+    """Return the settings with numbers in place of `auto`: the processes that torchrun or srun has
+    started, else one for each GPU that is there, or one on a CPU.
+
+    Raises ConfigError for another number than has been started, or more than there are GPUs.
+    """
+    gpus = torch.cuda.device_count() if device.type == "cuda" else None
+    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
+    started = int(local or 0)
+    nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
+    if trainer.devices == "auto":
+        trainer = replace(trainer, devices=started or (1 if gpus is None else gpus))
+    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
+        raise ConfigError(
+            "trainer.devices",
+            f"is {trainer.devices}, but {started} processes have been started on this machine; "
+            f"give trainer=ddp, or trainer.devices={started}",
+        )
+    if gpus is not None and int(trainer.devices) > gpus:
+        needed = f"{trainer.devices} processes need as many GPUs, and there are {gpus} here"
+        raise ConfigError("trainer.devices", needed)
+    return replace(trainer, num_nodes=int(nodes)) if trainer.num_nodes == "auto" else trainer
+
+
+def check_trackers(cfg: TrainConfig) -> None:
+    """Raise ConfigError for a tracker whose library is missing, or that cannot be called so."""
+    for name, spec in cfg.logger.items():
+        if spec:  # TensorBoard has none of its own where its settings are empty
+            field = f"logger.{name}"
+            library = find_target(field, spec, cfg.allow_targets).__module__.rpartition(".")[2]
+            if library in ("wandb", "mlflow") and find_spec(library) is None:
+                needed = f"{name} needs {library}; pip install 'gptattn[{library}]'"
+                raise ConfigError("logger", needed)
+            bind(field, spec, {}, cfg.allow_targets)
+
+
+def build_callbacks(cfg: TrainConfig) -> "list[Callback]":
+    """Build the callbacks of `trainer.callbacks`. Raises ConfigError, naming the field."""
+    if not cfg.trainer.callbacks:
+        return []
+    from lightning.pytorch import Callback  # slow to import
+
+    named = {f"trainer.callbacks.{name}": one for name, one in cfg.trainer.callbacks.items()}
+    return [construct(name, one, {}, cfg.allow_targets, Callback) for name, one in named.items()]
+
+
+def outline_model(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
+    """Build the model on the meta device.
+
+    Raises ConfigError if it cannot be built, or be trained in the memory of the device, or has no
+    heads to log.
+    """
     with torch.device("meta"):
-        model = build_model(cfg, ids or 1)  # 0: not known before the text is read
+        model = build_model(cfg, vocab_size)
     parameters = sum(p.numel() for p in model.parameters())
     needed = 16 * parameters  # bytes of weights, gradients and AdamW's averages
     if device.type == "cuda":
@@ -149,51 +199,4 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
             "log_heads",
             "no layer has attention weights to record; give log_heads=false, or another attention",
         )
-    source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
-    data = build_data(cfg, tokenizer)
-    if cfg.budget.accuracy is not None and data.val_bytes is not None:
-        raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
-    if cfg.sample.tokens and cfg.sample.prompt is not None:
-        encode_prompt(tokenizer, cfg.sample.prompt)
-
-    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    if cfg.match != "none":
-        cfg = apply_match(cfg, tokenizer.vocab_size)
-    if cfg.match != "none" or tokenizer.vocab_size != ids:
-        with torch.device("meta"):
-            model = build_model(cfg, tokenizer.vocab_size)
-    origin = None
-    if cfg.init_from is not None and source is None:
-        origin = read_origin(cfg)
-        with warnings.catch_warnings():  # copying weights to the meta device does nothing
-            warnings.filterwarnings("ignore", ".*no-op", UserWarning)
-            begin_from(origin, model, cfg)
-    weights = None if origin is None else origin.digest
-    # What made the weights, if they are those of a run.
-    start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
-    behind = None if start is None else start.read_provenance()
-    began = "" if behind is None else behind.digest
-    provenance = Provenance(data.text_hash, device.type, code, weights, began)
-    stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
-    cost = measure_cost(model.to(stored), data.scored)
-    size = ROWS_BYTES
-    if cfg.checkpoint:  # the weights and AdamW's two averages
-        size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    budget = resolve_budget(
-        cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
-    )
-    return Ready(
-        cfg=cfg,
-        device=device,
-        data=data,
-        cost=cost,
-        budget=budget,
-        weight_dtype=stored,
-        bytes_on_disk=size,
-        source=source,
-        state=state,
-        origin=origin,
-        matrices=matrices,
-        callbacks=callbacks,
-        provenance=provenance,
-    )
+    return model

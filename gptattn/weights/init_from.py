@@ -11,6 +11,7 @@ import torch
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.config import TrainConfig, default_width
 from gptattn.weights.convert import check_heads, describe_mechanism, describe_model, take_over
@@ -26,6 +27,7 @@ class Origin:
     cfg: TrainConfig
     tokenizer: str | None  # the choice that fits; None: we do not read the one that it needs
     digest: str  # SHA-256 of the weights
+    code: str  # `Provenance.digest` of the run that made them; "" if unknown
 
 
 def read_origin(cfg: TrainConfig) -> Origin:
@@ -53,7 +55,8 @@ def read_origin(cfg: TrainConfig) -> Origin:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
     tokenizer = theirs.choices["tokenizer"] if readable else None
-    return Origin(model, theirs, tokenizer, digest.hexdigest())
+    made = RunFolder(folder).read_provenance()
+    return Origin(model, theirs, tokenizer, digest.hexdigest(), made.digest if made else "")
 
 
 def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:

@@ -16,7 +16,7 @@ REFUSED = {
     "model.num_heads=7": "model.num_heads: [1, 2, 3, 5, 6, 10, 15, 30]",
     "attn=gqa attn.num_kv_heads=0": "attn.num_kv_heads: [1, 2, 3, 6]",
     "attn.window=0": "attn.window: 1 to 11",
-    "attn.scale=inf": "attn.scale: positive",
+    "attn.scale=inf": "attn.scale: finite",
     "attn=differential model.num_heads=3": "model.num_heads: [2, 6, 10, 30]",
     "attn=differential attn.num_kv_heads=3": "attn.num_kv_heads: [2, 6]",
     f"{MLA} attn.kv_rank=31": "attn.kv_rank: 1 to 30",
@@ -31,7 +31,7 @@ REFUSED = {
     f"{DSA} attn.index_dim=3": "attn.index_dim: rope_dim=4",
     # States
     f"{DELTA} attn.conv_size=12": "attn.conv_size: context_length=11",
-    f"{DELTA} attn.chunk=0": "attn.chunk: 1 or more",
+    f"{DELTA} attn.chunk=0": "attn.chunk: >= 1",
     f"{DELTA} attn.expand_v=1.5": "attn.expand_v: 1/5",
     f"{MAMBA} attn.groups=5": "attn.groups: [1, 2, 3, 4, 6",
     f"{MAMBA} attn.head_dim=7": "attn.expand: multiple",
@@ -47,8 +47,8 @@ REFUSED = {
     f"{ROPE} position.base=1.0 position.stretch=2.0": "position.base: above 1",
     f"{ROPE} position.original_context=8": "position.original_context: stretch=1.0",
     # Muon
-    "optim=muon optim.matrices.momentum=1.0": "optim.matrices.momentum: range",
-    "optim=muon optim.matrices.steps=8": "optim.matrices.steps: at most 7",
+    "optim=muon optim.matrices.momentum=1.0": "optim.matrices.momentum: < 1",
+    "optim=muon optim.matrices.steps=8": "optim.matrices.steps: <= 7",
 }
 
 

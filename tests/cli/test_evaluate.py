@@ -64,7 +64,7 @@ def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep, call):
 def test_each_of_several_runs_answers_what_it_can(sweep, call):
     code, _, err = call("evaluate", f"run={sweep}", "lengths=[16,40]", "cache=[full,int4]")
     assert code == 0
-    said = "left out for {}: {}".format
+    said = "left out {}: {}".format
     assert sorted(line.partition(";")[0] for line in err.splitlines()) == [
         said("gated_deltanet", "cache: int4 changes no layer's cache of gated_deltanet"),
         said("mha", "lengths: 40 is beyond the 16 positions that position=learned has weights for"),

@@ -26,7 +26,7 @@ TYPED = {
     "attn=gqaa": ("attn", "gqa"),
     "attn=flash": ("attn", "attn.backend=sdpa"),
     "attn=mha,gqa": ("attn", "-m"),
-    "+attn=mha": ("attn", "attn="),
+    "+attn=mha": ("attn", "leave the"),
     # Keys
     "batchsize=4": ("batchsize", "batch_size"),
     "attn=gqa attn.n_kv_heads=1": ("attn.n_kv_heads", "num_kv_heads"),

@@ -38,10 +38,10 @@ def test_a_variants_overrides_part_at_spaces_before_a_name():
         ({"lr": None}, "lr: null"),
         ({"lr": []}, "lr: empty"),
         ({"lr": 0.1}, "lr: list"),
-        ({"lr": [0.1, 0]}, "lr[1]: positive"),
-        ({"lr": [math.nan]}, "lr[0]: positive"),
+        ({"lr": [0.1, 0]}, "lr[1]: > 0"),
+        ({"lr": [math.nan]}, "lr[0]: > 0"),
         ({"lr": ["fast"]}, "lr[0]: 'fast'"),
-        ({"seed": -1}, "seed: 0 or more"),
+        ({"seed": -1}, "seed: >= 0"),
         ({"rates": [1]}, "rates: not a setting"),
     ],
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gptattn.build.data import build_data
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
-from gptattn.compare.finished_runs import Run, one_line, read_runs
+from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
