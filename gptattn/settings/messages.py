@@ -47,6 +47,9 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, HydraException):
         if isinstance(error.__cause__, OmegaConfBaseException):
             return explain_omegaconf_error(error.__cause__, conf)
+        if several := re.match("Ambiguous value for argument '([^=]+)=([^']*)'", message):
+            how = f"add -m to run each, or write {several[1]}=[{several[2]}] for a list"
+            return ConfigError(several[1], f"{several[2]} gives several values; {how}")
         said = "; ".join(line for line in map(str.strip, message.splitlines()) if line)
         for override in overrides:
             key = override.lstrip("+~").partition("=")[0]

@@ -30,7 +30,7 @@ from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
-QUIET_SECONDS = 30.0  # between lines while no run ends
+QUIET_SECONDS = 10.0  # between lines while no run ends
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
