@@ -85,11 +85,6 @@ class Section:
         """Return the title without these axes: equal if sections differ in nothing else."""
         return ", ".join(part for axis, part in self.parts.items() if part and axis not in axes)
 
-    @property
-    def groups(self) -> Groups:
-        """The runs of each row, by name."""
-        return {row.name: row.runs for row in self.rows}
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -181,7 +176,7 @@ def compare(
         if blind:
             warnings.append(f"trained without the check that it is causal: {', '.join(blind)}")
         if len({run.steps for own in groups.values() for run in own}) > 1 and any(
-            "accuracy" in run.budget for run in found.runs
+            "accuracy" in run.settings.get("budget", "") for run in found.runs
         ):
             warnings.append(
                 "runs ended at different steps, once they reached the accuracy: compare that, not "

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,15 +69,15 @@ class Run:
     variant: str
     seed: int
     metrics: dict[str, float]  # finite values only; val/loss is always there
-    settings: dict[str, str]  # flat; everything that can change the result, except the seed
-    budget: str = ""  # as "1000 steps", or "1000 steps, then 2000 steps"
+    # Flat; everything that can change the result, except the seed. `budget` is in words, as "1000
+    # steps", or "1000 steps, then 2000 steps"; `init_from` is only there with other weights.
+    settings: dict[str, str]
     data: dict[str, str] = field(default_factory=dict)  # flat; `data` of summary.json
     environment: dict[str, str] = field(default_factory=dict)  # flat
     match: Match | None = None
     finished: float = 0.0  # seconds since 1970
     choices: dict[str, str] = field(default_factory=dict)  # config files, as {"model": "nano"}
-    origin: str = ""  # name of the folder whose weights it started from; "": from scratch
-    steps: int = 0  # training steps of this run, without those of its origin
+    steps: int = 0  # training steps of this run, without those of its `init_from`
     provenance: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
@@ -170,7 +170,7 @@ def load_runs(*folders: str | Path) -> "DataFrame":
             "folder": str(run.folder),
             "variant": run.variant,
             "seed": run.seed,
-            "budget": run.budget,
+            "budget": run.settings["budget"],
             "steps": run.steps,
             "code": run.code,
             **run.metrics,
@@ -239,8 +239,7 @@ def _read(path: Path) -> Run:
     if made is not None and made.budgets:
         settings["budget"] = one_line(", then ".join([*made.budgets, settings["budget"]]))
     origin = config.get("init_from", "None")
-    origin = "" if origin == "None" else origin
-    if origin:
+    if origin != "None":
         settings["init_from"] = seedless(origin)
         if seedless(origin) == origin and made is not None and made.weights:
             settings["init_from"] += f" {made.weights[:8]}"  # its path may hold others tomorrow
@@ -254,13 +253,11 @@ def _read(path: Path) -> Run:
         summary.seed,
         metrics,
         settings,
-        budget=settings["budget"],
         data=data,
         environment=_flat(summary.environment),
         match=summary.match,
         finished=folder.done_at,
         choices=_flat(recorded.get("choices", {})),
-        origin=PurePath(origin).name,
         steps=summary.steps,
         provenance=made,
         places=places(config),

@@ -30,25 +30,56 @@ def write_report(
 ) -> Path:
     """Write or replace comparison.{csv,html} and the plots; return the page's path.
 
-    The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
-    cannot be written.
+    The folder must exist. `still_open` has lines on unfinished sweeps. The page escapes all text
+    from run folders. Raises DiskError if a file cannot be written.
     """
-    # matplotlib takes half a second to import, and is not needed to print a table.
+    # These import matplotlib, for half a second, and jinja2: not needed to print a table.
     from gptattn.compare.plots import draw_plots
+    from gptattn.machine.template import fill_template
 
     across, of_sections = draw_plots(comparison, curves)
     plots = [*across, *(plot for group in of_sections for plot in group)]
-    page = page_text(comparison, of_sections, across, still_open)
+    sections = [
+        {
+            "section": section,
+            "table": section_table(section),
+            "forest": [plot for plot in own if "forest" in plot.name],
+            "plots": [plot for plot in own if "forest" not in plot.name],
+            "settings": _shared_settings(section),
+            "evaluations": evaluation_tables(section),
+        }
+        for section, own in zip(comparison.sections, of_sections, strict=True)
+    ]
+    page = fill_template(
+        "gptattn.compare",
+        "page.html.j2",
+        comparison=comparison,
+        LOSS=LOSS,
+        headline=verdicts.headline(comparison),
+        sections=sections,
+        across=across,
+        axes=", ".join(comparison.sections[0].parts),
+        environment=[
+            (name, values[0] if len({*values}) == 1 else count_values(values))
+            for name, values in environments(comparison.runs)
+        ],
+        still_open=still_open,
+    )
     with disk_errors(out, "out"):
         for plot in plots:
             _write_plot(plot, out)
-        _write(out / "comparison.csv", csv_text(comparison))
+        _write(out / "comparison.csv", comparison.table().to_csv(index=False, lineterminator="\n"))
         _write(out / "comparison.html", page)
         names = {plot.name for plot in plots}
         for file in out.iterdir():  # an earlier report's plots that this one lacks
             if FORMER_PLOT.fullmatch(file.name) and file.stem not in names:
                 file.unlink()
     return out / "comparison.html"
+
+
+def _shared_settings(section: Section) -> list[tuple[str, str]]:
+    runs = [run for row in section.rows for run in row.runs]
+    return sorted(set.intersection(*({*run.settings.items()} for run in runs)))
 
 
 def write_track(track: Track, out: Path) -> Path:
@@ -89,55 +120,6 @@ def claim_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
 
 
-def page_text(
-    comparison: Comparison,
-    plots: "Sequence[Sequence[Plot]]",
-    across: "Sequence[Plot]",
-    still_open: Sequence[str] = (),
-) -> str:
-    """Return the page's HTML; all text from run folders is escaped.
-
-    `plots` holds the plots of each section, in the sections' order; `across`, those that span
-    several sections.
-    """
-    from gptattn.machine.template import fill_template  # imports jinja2
-
-    return fill_template(
-        "gptattn.compare",
-        "page.html.j2",
-        comparison=comparison,
-        LOSS=LOSS,
-        headline=verdicts.headline(comparison),
-        sections=[
-            {
-                "section": section,
-                "table": section_table(section),
-                "forest": [plot for plot in own if "forest" in plot.name],
-                "plots": [plot for plot in own if "forest" not in plot.name],
-                "settings": _shared_settings(section),
-                "evaluations": evaluation_tables(section),
-            }
-            for section, own in zip(comparison.sections, plots, strict=True)
-        ],
-        across=across,
-        axes=", ".join(comparison.sections[0].parts),
-        environment=_environment(comparison),
-        still_open=still_open,
-    )
-
-
-def _shared_settings(section: Section) -> list[tuple[str, str]]:
-    runs = [run for row in section.rows for run in row.runs]
-    return sorted(set.intersection(*({*run.settings.items()} for run in runs)))
-
-
-def _environment(comparison: Comparison) -> list[tuple[str, str]]:
-    return [
-        (name, values[0] if len(set(values)) == 1 else count_values(values))
-        for name, values in environments(comparison.runs)
-    ]
-
-
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
     """Return `outputs/a: 5 of 9 runs are done; 2 running` of each unfinished sweep in the folders.
 
@@ -149,8 +131,3 @@ def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
     sweeps = [*(each for each in folders if (each / PLANNED).is_file()), *found]
     known = {sweep: describe_open(sweep) for sweep in sweeps}
     return [one_line(f"{sweep}: {words}") for sweep, words in known.items() if words is not None]
-
-
-def csv_text(comparison: Comparison) -> str:
-    """Return `Comparison.table` as CSV; an empty cell has no value."""
-    return comparison.table().to_csv(index=False, lineterminator="\n")

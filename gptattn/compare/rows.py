@@ -73,11 +73,11 @@ def words_by_axis(run: Run) -> dict[str, list[str]]:
         "validation": [f"{k}={v}" for k, v in settings.items() if k.startswith("validation.")],
         "task": task,
         "model": [*sizes, f"d_mlp={run.mlp_width}"],
-        "budget": [re.sub(r"(?<![\d.])\d{4,}", lambda n: f"{int(n[0]):,}", run.budget or "?")],
+        "budget": [re.sub(r"(?<![\d.])\d{4,}", lambda n: f"{int(n[0]):,}", settings["budget"])],
         "batch_size": [f"batch_size={settings.get('batch_size')}"],
         "precision": [f"trainer.precision={settings.get('trainer.precision')}"],
         "device": [f"device={settings.get('device')}"],
-        "weights": ["from other weights" if run.origin else "from scratch"],
+        "weights": ["from other weights" if "init_from" in settings else "from scratch"],
     }
 
 
@@ -128,7 +128,7 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
     for i, one in enumerate(sets):
         own, members = {axis: each[i] for axis, each in parts.items()}, [runs[j] for j in one]
         origins = {run.settings.get("init_from", "") for run in members}
-        if own.get("weights") and members[0].origin and len(origins) == 1:
+        if own.get("weights") and origins != {""} and len(origins) == 1:
             own["weights"] = f"from {origins.pop()}"
         found.append(RunSet(own, members))
     return found

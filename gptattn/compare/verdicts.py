@@ -7,7 +7,6 @@ from gptattn.compare.statistics import (
     ALPHA,
     RESOLUTION,
     SEEDS_CAP,
-    Difference,
     stein_seeds,
 )
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
@@ -80,9 +79,6 @@ def difference_words(row: Row, baseline: Row) -> str:
         return (
             f"{row.name} and {baseline.name} have no seed in common: their losses are not compared"
         )
-    if d.shown:
-        worse = "worse" if d.mean > 0 else "better"
-        return f"{d.variant} is {worse} than {d.baseline} {size_words(d)}"
     none = f"no difference between {d.variant} and {d.baseline} can be shown at n = {d.n}"
     if d.n == 1:
         return f"{none}: a single pair ({d.mean:+.4f} nats) has no spread over seeds"
@@ -94,6 +90,12 @@ def difference_words(row: Row, baseline: Row) -> str:
             "the seed had no effect or losses were rounded, so there is no spread to test against"
         )
     low, high = d.interval
+    if d.shown:
+        worse, least, most = ("worse", low, high) if d.mean > 0 else ("better", -high, -low)
+        return (
+            f"{d.variant} is {worse} than {d.baseline} by {nats(abs(d.mean))} nats (95% interval "
+            f"{nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)})"
+        )
     none += f" (95% interval {signed(low)} to {signed(high)}, {p_value(d.p)})"
     if d.asked is None:
         seeds = f"more than {SEEDS_CAP:,}" if d.seeds_needed is None else f"about {d.seeds_needed}"
@@ -106,17 +108,6 @@ def difference_words(row: Row, baseline: Row) -> str:
         return f"{none}: if there is one, it is at most {nats(max(-low, high))} nats"
     seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
     return f"{none}: ±{d.asked:g} nats would need about {seeds:,} seeds"
-
-
-def size_words(d: Difference) -> str:
-    """Return the size of a shown difference: `by 0.0120 nats (95% interval ...; n = 5, ...)`."""
-    assert d.interval is not None
-    assert d.p is not None
-    low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
-    return (
-        f"by {nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
-        f"n = {d.n}, {p_value(d.p)})"
-    )
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:

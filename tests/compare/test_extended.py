@@ -27,7 +27,7 @@ def extended(finished, tmp_path, monkeypatch):
 
 def test_an_extended_run_is_one_of_both_budgets_in_this_order(extended):
     (run,) = read_runs([extended])[0]
-    assert run.budget == run.settings["budget"] == "6 steps, then 8 steps"
+    assert run.settings["budget"] == "6 steps, then 8 steps"
     assert run.provenance.budgets == ["6 steps"]
     assert summary(extended)["steps"] == 8
     progress = [row["progress/budget"] for row in rows(extended) if "val/loss" in row]
@@ -39,7 +39,7 @@ def test_a_run_that_left_its_schedule_says_where(stopped, tmp_path, capfd):
     assert command(tmp_path, "resume=run", "budget.steps=8") == 0
     assert "6 steps until step 3" in capfd.readouterr().err
     (run,) = read_runs([tmp_path / "run"])[0]
-    assert run.budget == "6 steps until step 3, then 8 steps"
+    assert run.settings["budget"] == "6 steps until step 3, then 8 steps"
 
 
 def test_runs_extended_alike_are_compared_and_no_others(tmp_path):

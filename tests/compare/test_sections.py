@@ -1,6 +1,5 @@
 """Which runs share a section, by size, budget, task and data, and which are never compared."""
 
-import csv
 import io
 import re
 import shlex
@@ -15,7 +14,6 @@ from rich.console import Console
 from runfolders import write_run, write_sweep
 from support import refuses
 
-from gptattn.compare.report import csv_text
 from gptattn.compare.table import (
     load_comparison,
     report_rows,
@@ -232,9 +230,9 @@ def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(tmp
         heading, *body = report_rows(section)
         assert "bits/byte" not in heading
         assert [row[heading.index("accuracy")] for row in body] == ["0.2000", "0.9500"]
-    lines = [*csv.DictReader(io.StringIO(csv_text(found)))]
-    assert [float(line["val/accuracy"]) for line in lines] == pytest.approx([0.2, 0.95] * 2)
-    assert "val/bits_per_byte" not in lines[0]
+    table = found.table()
+    assert [*table["val/accuracy"]] == pytest.approx([0.2, 0.95] * 2)
+    assert "val/bits_per_byte" not in table
 
 
 def test_sizes_on_a_task_are_sections_joined_by_a_curve_if_attentions_are_compared(tmp_path):
@@ -297,8 +295,7 @@ def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path):
     assert (mha[column], mine[column]) == ("1,024", "no cache")
     assert not any("cache" in line for line in section_table(section).words)
     assert {row.name: "cache" in row.fronts for row in section.rows} == {"mha": True, "mine": False}
-    (_, row) = csv.DictReader(csv_text(found).splitlines())
-    assert row["cost/kv_bytes_per_token"] == ""
+    assert found.table()["cost/kv_bytes_per_token"].isna().tolist() == [False, True]
 
 
 def test_rows_that_were_not_checked_are_marked_once(tmp_path):
