@@ -14,29 +14,12 @@ from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
 from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
-from gptattn.compare.statistics import (
-    Difference,
-    Estimate,
-    compare_family,
-    pair_by_seed,
-)
+from gptattn.compare.statistics import Difference, Estimate, compare_family
 from gptattn.errors import ConfigError
-from gptattn.runs.metrics import (
-    ACCURACY,
-    CACHE,
-    FLOPS,
-    LOSS,
-    OF_DATA,
-    PARAMS,
-    REPORTED,
-)
+from gptattn.runs.metrics import ACCURACY, CACHE, FLOPS, LOSS, OF_DATA, PARAMS, REPORTED
 from gptattn.settings.values import suggest
 
-COSTS = {
-    "params": PARAMS,
-    "cache": CACHE,
-    "flops": FLOPS,
-}
+COSTS = {"params": PARAMS, "cache": CACHE, "flops": FLOPS}
 
 
 @dataclass(frozen=True)
@@ -278,13 +261,9 @@ def make_section(
 
 def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str, Estimate]:
     """Return the mean and interval of each of the metrics that one of the runs has."""
-    found = {}
-    for metric in metrics:
-        (values,) = pair_by_seed([members], metric).values
-        if len(values):
-            # Over all seeds, with `sweep.until` too: only differences decided how many there are.
-            found[metric] = statistics.estimate(values)
-    return found
+    # Over all seeds, with `sweep.until` too: only differences decided how many there are.
+    values = {m: [run.metrics[m] for run in members if m in run.metrics] for m in metrics}
+    return {metric: statistics.estimate(own) for metric, own in values.items() if own}
 
 
 def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:

@@ -415,14 +415,12 @@ def format_tick(value: float, position: int | None = None) -> str:
     return f"{value:,.5g}" if exact else EngFormatter(sep="")(value, position)
 
 
-def _scale_x(
-    axes: Any, values: Sequence[float] | Floats, base: int = 10, linear_up_to: float = 8
-) -> None:
-    """Format the x axis; use a log scale if the values, all positive, span more than this factor.
+def _scale_x(axes: Any, values: Sequence[float] | Floats, base: int = 10) -> None:
+    """Format the x axis; use a log scale if the values, all positive, span more than a factor of 8.
 
     Its ticks are 1, 2, 5 for base 10, and powers of two for base 2.
     """
-    if min(values) > 0 and max(values) / min(values) > linear_up_to:
+    if min(values) > 0 and max(values) / min(values) > 8:
         axes.set_xscale("log", base=base)
         axes.xaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -191,11 +191,9 @@ class Paired:
     asked: float | None = None
 
 
-def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = LOSS) -> Paired:
-    """Return the metric of each group at the seeds common to all, [groups, n]."""
-    found = [
-        {run.seed: run.metrics[metric] for run in runs if metric in run.metrics} for runs in groups
-    ]
+def pair_by_seed(groups: Sequence[Sequence[Run]]) -> Paired:
+    """Return each group's losses at the seeds common to all, [groups, n]."""
+    found = [{run.seed: run.metrics[LOSS] for run in runs} for runs in groups]
     stage = _stage(groups)
     first = {*stage.first} if stage else set[int]()
     common = set.intersection(*(set(values) for values in found))

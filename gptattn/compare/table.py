@@ -24,7 +24,6 @@ from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
 COLUMNS = [(shown[0], metric, shown[1]) for metric, shown in REPORTED.items() if shown][1:]
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
-PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
 MISSING = "–"  # noqa: RUF001
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
@@ -160,7 +159,10 @@ def section_table(section: Section, title: str = "") -> Table:
     """Return the section's table, with what its runs show in words."""
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
-    caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
+    caption = (
+        "means over seeds; val loss ± half of its 95% confidence interval; "
+        f"vs {section.baseline}: paired difference by seed{corrected}"
+    )
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
     cells = report_rows(section)
     return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
@@ -189,9 +191,8 @@ def _position_table(losses: Sequence[PositionLoss]) -> Table:
     table = DataFrame(columns, index=names).fillna(MISSING)
     cells = [["variant", *table.columns], *table.reset_index().to_numpy().tolist()]
     caption = (
-        "Mean loss in nats over all positions of whole windows of this length, ± half of its "
-        "95% confidence interval over seeds, and the same of those with more context than in "
-        "training. Windows of different lengths are cut from the same text at different places."
+        "Mean loss in nats over whole windows of this length, ± half of its 95% interval over "
+        "seeds, and the same beyond the trained length. Each length has other windows of the text."
     )
     return Table("Loss by length of context", cells, caption)
 
@@ -204,8 +205,8 @@ def _cache_table(costs: Sequence[CacheCost]) -> Table:
         figures = [str(one.loss.n), f"{size:,.6g}", f"{of_full:.1%}", mean_cell(one.loss)]
         cells.append([one.variant, one.cache, *figures, mean_cell(one.change, change_words)])
     caption = (
-        "The same weights decoded through cheaper caches. Changes are to the full cache of the "
-        "same run, in float32; ± half of the 95% confidence interval over seeds."
+        "The same weights decoded through cheaper caches, and the change from the same run's full "
+        "cache, in float32; ± half of the 95% interval over seeds."
     )
     return Table("Loss by cache", cells, caption)
 

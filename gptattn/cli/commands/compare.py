@@ -140,7 +140,7 @@ def _report_track(
     from gptattn.settings.identity import flat, result_settings
     from gptattn.training.fingerprint import FingerprintCache, agrees
 
-    for name in ("baseline", "by", "board"):
+    for name in ("baseline", "by", "metrics", "board"):
         if getattr(args, name):
             raise ConfigError(name, "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
