@@ -1,7 +1,7 @@
 """Builds the tokenizer and the data of a run from its settings."""
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.text import HeldText, PlainText, cache_folder
+from gptattn.data.text import PlainText, cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer, encode_prompt
 from gptattn.errors import ConfigError
 from gptattn.settings.config import MASK_DOCUMENTS, TrainConfig
@@ -57,7 +57,7 @@ def build_source(cfg: TrainConfig) -> Source:
     own = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
     found = construct("data", own, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
     if isinstance(found, str):  # a function of the user's
-        return PlainText([HeldText(found)])
+        return PlainText([found])
     if not isinstance(found, Source):
         raise ConfigError(
             "data._target_",

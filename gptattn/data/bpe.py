@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +142,8 @@ class ByteLevelBPE(Tokenizer):
             initial_alphabet=byte_characters(),
             show_progress=False,
         )
-        train = (piece for piece in pieces if piece.side == "train")
-        documents = groupby(train, lambda piece: piece.document)
-        texts = (text for _, own in documents for text in self.cut(piece.text for piece in own))
-        library.train_from_iterator(texts, trainer)
+        train = (piece.text for piece in pieces if piece.side == "train")
+        library.train_from_iterator(train, trainer)
         library.add_special_tokens([END_OF_TEXT])
         if (found := library.get_vocab_size()) < self.vocab_size:
             raise ConfigError(

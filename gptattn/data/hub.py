@@ -41,26 +41,31 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
         raise ConfigError(
             field, f"{name!r} is not a name on the hub; give hf:owner/name[@revision]"
         )
-    try:
+    advice = "check the name, the network and your login (hf auth login), or give a folder"
+    with _name_errors(CheckpointError, field, name, advice):
         from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ConfigError(field, f"{name} needs the extra hf: pip install 'gptattn[hf]'") from None
-    try:
+
         repo, revision = match["repo"], match["revision"]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
-    except Exception as error:  # the library's own, and those of its two transport libraries
-        raise CheckpointError(
-            field,
-            f"{name} cannot be fetched ({_first_line(error)}); check the name, the "
-            "network and your login (hf auth login), or give a folder",
-        ) from None
 
 
-def _first_line(error: Exception) -> str:
-    """Return a library's error in one line; raise it if the disk refused."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) in REFUSALS:
-        raise error
-    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
+@contextlib.contextmanager
+def _name_errors(kind: type[UserError], field: str, where: str, advice: str) -> Iterator[None]:
+    """Turn any error of the hub's libraries and of their transport into one of this kind.
+
+    Raises ConfigError if they are not installed. What the disk refuses is raised as it is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except ImportError:
+        raise ConfigError(field, f"{where} needs the extra hf: pip install 'gptattn[hf]'") from None
+    except Exception as error:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in REFUSALS:
+            raise
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
+        raise kind(field, f"{where} cannot be read ({reason}); {advice}") from None
 
 
 class Rows(TextSource):
@@ -119,8 +124,8 @@ class Rows(TextSource):
         if self._files:
             state = [stamp_file(file) for file in self._files]
         else:
-            with _named_errors(self.name):
-                state = _import_datasets().load_dataset_builder(**self._dataset).hash
+            with _import_datasets(self.name) as datasets:
+                state = datasets.load_dataset_builder(**self._dataset).hash
         return str([self._parts, self._text_field, state])
 
     def size(self) -> int:
@@ -139,8 +144,8 @@ class Rows(TextSource):
 
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
         field = self._text_field
-        with _named_errors(where):
-            rows = _import_datasets().load_dataset(**asked, streaming=self._streaming)
+        with _import_datasets(where) as datasets:
+            rows = datasets.load_dataset(**asked, streaming=self._streaming)
             for table in rows.with_format("arrow").iter(BATCH_ROWS):
                 if field not in table.column_names:
                     raise DataError(
@@ -155,26 +160,12 @@ class Rows(TextSource):
                     yield text
 
 
-def _import_datasets() -> ModuleType:
-    try:
-        import datasets
-    except ImportError:
-        what = "data=hf needs the extra hf: pip install 'gptattn[hf]'"
-        raise ConfigError("data", what) from None
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
-    return datasets
-
-
 @contextlib.contextmanager
-def _named_errors(where: str) -> Iterator[None]:
-    """Turn the errors of `datasets` and of its transport libraries into a DataError."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise DataError(
-            "data",
-            f"{where} cannot be read ({_first_line(error)}); check its name, its format, "
-            "data.config, data.split and the network",
-        ) from None
+def _import_datasets(where: str) -> Iterator[ModuleType]:
+    """Yield the library `datasets`; its errors become a DataError that names `where`."""
+    advice = "check its name, its format, data.config, data.split and the network"
+    with _name_errors(DataError, "data", where, advice):
+        import datasets
+
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
+        yield datasets

@@ -8,7 +8,6 @@ import sysconfig
 import urllib.request
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from http.client import HTTPException
 from itertools import groupby, islice
 from pathlib import Path
@@ -56,7 +55,7 @@ class TextSource(TokenSource):
 
     def write_tokens(self, request: Request, train: TokenWriter, val: TokenWriter) -> str:
         tokenizer, fraction = request.tokenizer, request.val_fraction
-        tokenizer.fit(self._read(fraction))
+        tokenizer.fit(_cut(tokenizer, self._read(fraction)))
         separator = tokenizer.separator() if self.separated else np.empty(0, np.uint16)
         val.context = len(separator)
         digest = hashlib.sha256()
@@ -99,51 +98,37 @@ def _cut(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
                 yield Piece(document, side, text)
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """A file of UTF-8 text; a byte order mark is dropped, and line ends become line feeds.
+Document = Path | str  # a file of UTF-8 text, or a text in memory
+
+
+def read_document(document: Document) -> Iterator[str]:
+    """Yield the text in pieces; a byte order mark is dropped, and line ends become line feeds.
 
     Raises DataError, naming the file, where it is not text.
     """
-
-    path: Path
-
-    def stamp(self) -> str:
-        return stamp_file(self.path)
-
-    def size(self) -> int:
-        return self.path.stat().st_size
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            with self.path.open(encoding="utf-8-sig") as file:
-                while piece := file.read(PIECE):
-                    if "\0" in piece:
-                        raise DataError("data", f"{self.path} is binary{ADVICE}")
-                    yield piece
-        except UnicodeDecodeError:
-            raise DataError("data", f"{self.path} is not UTF-8{ADVICE}") from None
-        except OSError as error:
-            raise DataError("data", f"{self.path} cannot be read ({error.strerror})") from None
+    if isinstance(document, str):
+        yield document
+        return
+    try:
+        with document.open(encoding="utf-8-sig") as file:
+            while piece := file.read(PIECE):
+                if "\0" in piece:
+                    raise DataError("data", f"{document} is binary{ADVICE}")
+                yield piece
+    except UnicodeDecodeError:
+        raise DataError("data", f"{document} is not UTF-8{ADVICE}") from None
+    except OSError as error:
+        raise DataError("data", f"{document} cannot be read ({error.strerror})") from None
 
 
-@dataclass(frozen=True)
-class HeldText:
-    """A text in memory."""
-
-    text: str
-
-    def stamp(self) -> str:
-        return hashlib.sha256(utf8(self.text, "data")).hexdigest()
-
-    def size(self) -> int:
-        return len(self.text)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([self.text])
+def _stamp(document: Document) -> str:
+    if isinstance(document, Path):
+        return stamp_file(document)
+    return hashlib.sha256(utf8(document, "data")).hexdigest()
 
 
-Document = TextFile | HeldText
+def _size(document: Document) -> int:
+    return document.stat().st_size if isinstance(document, Path) else len(document)
 
 
 class PlainText(TextSource):
@@ -157,10 +142,10 @@ class PlainText(TextSource):
         self.separated = len(train) > 1 or len(held_out) > 0
 
     def stamp(self) -> str:
-        return str([[one.stamp() for one in side] for side in (self.train, self.held_out)])
+        return str([[*map(_stamp, side)] for side in (self.train, self.held_out)])
 
     def size(self) -> int:
-        return sum(one.size() for one in (*self.train, *self.held_out))
+        return sum(map(_size, (*self.train, *self.held_out)))
 
     def pieces(self, val_fraction: float) -> Iterator[Piece]:
         if not self.held_out:
@@ -168,7 +153,7 @@ class PlainText(TextSource):
             return
         sides = [("train", one) for one in self.train] + [("val", one) for one in self.held_out]
         for number, (side, document) in enumerate(sides):
-            for text in document:
+            for text in read_document(document):
                 yield Piece(number, side, text)
 
 
@@ -176,12 +161,12 @@ def _hold_out_tails(documents: Sequence[Document], fraction: float) -> Iterator[
     """Yield the documents with their tails on the other side, whatever the tokenizer."""
     total = held = 0  # bytes
     for number, document in enumerate(documents):
-        size = sum(len(utf8(text, "data")) for text in document)
+        size = sum(len(utf8(text, "data")) for text in read_document(document))
         total += size
         # Of the running total, so that many short documents give their share too.
         due = max(1, round(total * fraction))
         cut = size - (due - held)
-        for text in document:
+        for text in read_document(document):
             raw = text.encode()
             # A character that the limit would cut goes to the tail.
             head = raw[: max(cut, 0)].decode(errors="ignore")
@@ -209,7 +194,7 @@ class PythonDocs(PlainText):
                 "data",
                 "this Python has no pydoc_data.topics; use data=text data.path=FILE_OR_FOLDER",
             ) from None
-        super().__init__([HeldText("\n\n".join(topics[name].strip() for name in sorted(topics)))])
+        super().__init__(["\n\n".join(topics[name].strip() for name in sorted(topics))])
 
 
 class PythonSource(PlainText):
@@ -227,9 +212,9 @@ class PythonSource(PlainText):
             names += ((Path(folder) / file).relative_to(root).as_posix() for file in sources)
         train, val = [], []
         for name in sorted(names):
-            if (file := TextFile(root / name)).size():
+            if _size(root / name):
                 share = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
-                (val if share < held_out else train).append(file)
+                (val if share < held_out else train).append(root / name)
         super().__init__(train, val)
 
 
@@ -290,8 +275,7 @@ class TextFiles(PlainText):
     """
 
     def __init__(self, path: str, pattern: str = "**/*", val_path: str | None = None) -> None:
-        train, held_out = find_sides(path, val_path, pattern, pattern)
-        super().__init__([*map(TextFile, train)], [*map(TextFile, held_out)])
+        super().__init__(*find_sides(path, val_path, pattern, pattern))
 
 
 class Shakespeare(PlainText):
@@ -313,7 +297,7 @@ class Shakespeare(PlainText):
             )
         if not file.exists():
             write_atomically(file, lambda target: target.write(raw))
-        super().__init__([TextFile(file)])
+        super().__init__([file])
 
 
 def _download(url: str) -> bytes:

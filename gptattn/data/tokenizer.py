@@ -37,7 +37,7 @@ class Tokenizer(ABC):
     end_of_text: int | None = None  # the id between documents, if the vocabulary has one
 
     def fit(self, pieces: Iterable[Piece]) -> None:  # noqa: B027 - most need no text
-        """Take the vocabulary from a text, unless the tokenizer has one."""
+        """Take the vocabulary from a text, in the pieces of `cut`, unless the tokenizer has one."""
 
     def restore(self, settings: Mapping[str, Any], folder: Path) -> None:  # noqa: B027
         """Take the vocabulary of an earlier `fit`, unless the tokenizer has one.

@@ -1,11 +1,10 @@
 """Loads the data of small texts, as a run does."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gptattn.data.run_data import Request, Source
-from gptattn.data.text import HeldText, PlainText
+from gptattn.data.text import PlainText
 from gptattn.data.tokenizer import ByteTokenizer, Tokenizer
 from gptattn.data.tokens import TokenData
 
@@ -22,15 +21,11 @@ def request(cache: Path, tokenizer: Tokenizer | None = None, **given: Any) -> Re
     return Request(tokenizer=tokenizer or ByteTokenizer(), cache=cache, **settings | given)
 
 
-def documents(texts: Sequence[str], held_out: Sequence[str] = ()) -> PlainText:
-    return PlainText([*map(HeldText, texts)], [*map(HeldText, held_out)])
-
-
 def load(
     source: Source | str, cache: Path, tokenizer: Tokenizer | None = None, **given: Any
 ) -> TokenData:
     """Load a source, or a single text."""
-    found = documents([source]) if isinstance(source, str) else source
+    found = PlainText([source]) if isinstance(source, str) else source
     data = found.load(request(cache, tokenizer, **given))
     assert isinstance(data, TokenData)
     return data

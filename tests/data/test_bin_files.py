@@ -7,13 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from loading import documents, load, request
+from loading import load, request
 from numpy.typing import NDArray
 from support import TEXT, bpe, check_job, refuses, tiny
 
 from gptattn.data import bin_files
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
+from gptattn.data.text import PlainText
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds
 from gptattn.data.tokens import INDEX, make_tokens
 
@@ -110,7 +111,7 @@ def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path):
     [(CharTokenizer, "char", False), (partial(ByteLevelBPE, vocab_size=300), "bpe", True)],
 )
 def test_a_prepared_text_is_the_text(make, name, masked, tmp_path):
-    source, to = documents([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
+    source, to = PlainText([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
     make_tokens(source, to, request(tmp_path / "a", make(), tokenizer_name=name))
     found = load(BinFiles(str(to)), tmp_path / "b", make(), mask_documents=masked)
     expected = load(source, tmp_path / "c", make(), mask_documents=masked)

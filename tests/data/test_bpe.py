@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loading import documents, load
+from loading import load
 from support import TEXT, TRICKY, bpe, refuses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
@@ -15,6 +15,7 @@ from transformers import GPT2Tokenizer as Theirs
 
 from gptattn.data import bpe as our_bpe
 from gptattn.data.bpe import FORMS, ByteLevelBPE, byte_characters
+from gptattn.data.text import PlainText
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +149,8 @@ def test_what_has_no_tokenizer_is_the_users_mistake(path, said, tmp_path):
 @pytest.mark.parametrize(
     "source",
     [
-        documents([TEXT + "zqzq " * 40, TEXT + "zqzq " * 40]),
-        documents([TEXT, TEXT[:500]], ["zqzq " * 40, TEXT + "zqzq"]),
+        PlainText([TEXT + "zqzq " * 40, TEXT + "zqzq " * 40]),
+        PlainText([TEXT, TEXT[:500]], ["zqzq " * 40, TEXT + "zqzq"]),
     ],
     ids=["tails", "documents"],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from loading import documents, load, read_sides
+from loading import load, read_sides
 from support import refuses
 
 from gptattn.data import text as our_text
@@ -23,8 +23,8 @@ from gptattn.data.text import (
     PythonDocs,
     Shakespeare,
     StandardLibrary,
-    TextFile,
     TextFiles,
+    read_document,
 )
 from gptattn.data.tokenizer import CharTokenizer
 from gptattn.errors import DataError
@@ -40,7 +40,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> str:
 
 def read(source: PlainText, side: str = "train") -> list[str]:
     """Return the documents of one side, each as one string."""
-    return ["".join(document) for document in getattr(source, side)]
+    return ["".join(read_document(document)) for document in getattr(source, side)]
 
 
 def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(monkeypatch):
@@ -54,22 +54,17 @@ def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(monkey
 
 def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_both_sides():
     library = StandardLibrary()
-    sides = [
-        [file.path for file in side if isinstance(file, TextFile)]
-        for side in (library.train, library.held_out)
-    ]
-    assert Path(inspect.getfile(ast)) in sides[0] + sides[1]
-    assert not any({"test", "site-packages"} & {*file.parts} for file in sides[0] + sides[1])
-    assert len(sides[0]) > 10 * len(sides[1]) > 100
-    assert not set(sides[0]) & set(sides[1])
+    train, held_out = library.train, library.held_out
+    assert Path(inspect.getfile(ast)) in [*train, *held_out]
+    assert not any({"test", "site-packages"} & {*file.parts} for file in [*train, *held_out])
+    assert len(train) > 10 * len(held_out) > 100
+    assert not {*train} & {*held_out}
 
 
 def test_a_package_is_its_sources_in_the_version_that_was_asked_for():
     version = importlib.metadata.version("networkx")
     package = PackageSource("networkx", version, held_out=0.1)
-    paths = [
-        file.path for file in (*package.train, *package.held_out) if isinstance(file, TextFile)
-    ]
+    paths = [*package.train, *package.held_out]
     assert Path("networkx", "classes", "graph.py") in {Path(*path.parts[-3:]) for path in paths}
     assert not any("tests" in path.parts for path in paths)
     assert len(package.train) > 5 * len(package.held_out) > 50
@@ -118,7 +113,7 @@ def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(tmp_path, 
     file = tmp_path / "book.txt"
     for raw in (plain, "\ufeff" + plain, "\ufeff" + plain.replace("\n", "\r\n")):
         file.write_bytes(raw.encode())
-        assert max(map(len, TextFile(file))) <= 5
+        assert max(map(len, read_document(file))) <= 5
         data = load(TextFiles(str(file)), tmp_path / "cache", CharTokenizer())
         assert "".join(read_sides(data)) == plain
         assert data.text_hash == hashlib.sha256(plain.encode()).hexdigest()
@@ -128,7 +123,7 @@ def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(tmp_path, 
 
 
 def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path):
-    data = load(documents(["a" * 40, "b" * 60, "c" * 20]), tmp_path)
+    data = load(PlainText(["a" * 40, "b" * 60, "c" * 20]), tmp_path)
     assert read_sides(data) == (
         "a" * 36 + "\n\n" + "b" * 54 + "\n\n" + "c" * 18,
         "aaaa\n\nbbbbbb\n\ncc",
@@ -141,7 +136,7 @@ def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path)
 def test_documents_too_short_for_a_tail_of_their_own_give_their_share_together(tmp_path):
     for fraction, characters in ((0.1, 30), (0.001, 1)):
         for text in ("xyz", "é≈x"):  # the share is of the bytes, and characters stay whole
-            data = load(documents([text] * 100), tmp_path, val_fraction=fraction)
+            data = load(PlainText([text] * 100), tmp_path, val_fraction=fraction)
             train, val = (side.replace("\n", "") for side in read_sides(data))
             size = len(text.encode()) * 100
             assert len(train.encode()) + len(val.encode()) == size
@@ -160,7 +155,7 @@ def test_val_path_is_held_out_whole_and_nothing_else_is(tmp_path):
 def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path):
     a, b = "a" * 40, "b" * 60
     given = [([a, b],), ([a + "\n\n" + b],), ([a[1:], "a" + b],), ([a], [b]), ([b], [a])]
-    hashes = [load(documents(*texts), tmp_path / "cache").text_hash for texts in given]
+    hashes = [load(PlainText(*texts), tmp_path / "cache").text_hash for texts in given]
     assert len(set(hashes)) == len(given)
     books = write(tmp_path / "books", {"1": a, "2": b})
     assert load(TextFiles(books), tmp_path / "cache").text_hash == hashes[0]

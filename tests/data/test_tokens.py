@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loading import documents, load, read_sides, request
+from loading import load, read_sides, request
 from support import MIXED, TEXT, TRICKY, bpe, refuses
 
 import gptattn.data.bpe as our_bpe
@@ -90,13 +90,13 @@ def test_what_stops_halfway_does_not_pass_for_whole_and_ids_of_another_text_are_
     to, cache = tmp_path / "to", tmp_path / "cache"
     monkeypatch.setattr(our_text, "BATCH", 1)
     with refuses("data: character", 3):
-        make_tokens(documents(["abc" * 99, TEXT]), to, request(cache, CharTokenizer("abc\n")))
+        make_tokens(PlainText(["abc" * 99, TEXT]), to, request(cache, CharTokenizer("abc\n")))
     with refuses("data.path: *train*.bin", 3):
         load(BinFiles(str(to)), cache)
-    index = make_tokens(documents([TEXT]), to, request(cache))
+    index = make_tokens(PlainText([TEXT]), to, request(cache))
     assert load(BinFiles(str(to)), cache).text_hash == index.text_sha256
     with refuses("to: another text"):
-        make_tokens(documents([TEXT + "x"]), to, request(cache))
+        make_tokens(PlainText([TEXT + "x"]), to, request(cache))
 
 
 # What is in it
@@ -132,7 +132,7 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(size, name, gpt2, tmp_path
 
 
 def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(gpt2, tmp_path):
-    books = documents(["≈ π, naïve. " * 9, "The end.\n" * 9, "x" * 9])
+    books = PlainText(["≈ π, naïve. " * 9, "The end.\n" * 9, "x" * 9])
     found = [load(books, tmp_path, one) for one in (ByteTokenizer(), CharTokenizer(), gpt2)]
     scored = [read_sides(data)[1].replace("<|endoftext|>", "\n\n") for data in found]
     assert scored[0] == scored[1] == scored[2]
@@ -141,7 +141,7 @@ def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(gpt2, tmp_p
 
 
 def test_gpt2s_end_of_text_stands_between_documents(gpt2, tmp_path):
-    data = load(documents(["The end." * 5, "The end." * 10]), tmp_path, gpt2)
+    data = load(PlainText(["The end." * 5, "The end." * 10]), tmp_path, gpt2)
     (end,) = gpt2.separator().tolist()
     first, second = (
         gpt2.encode(t, "x").tolist() for t in ("The end." * 4 + "The ", "The end." * 9)
@@ -177,7 +177,7 @@ def test_numbers_change_where_a_document_begins_and_count_from_the_first_token()
     assert number_documents(starts[:0], 0, 5, 7).tolist() == [0, 0]
 
 
-BOOKS = documents(["a" * 40, "b" * 5, "c" * 30, "d" * 3])
+BOOKS = PlainText(["a" * 40, "b" * 5, "c" * 30, "d" * 3])
 
 
 def load_masked(source: PlainText, cache: Path) -> TokenData:
@@ -205,8 +205,8 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path):
     assert {len(batch) for batch in data.validation(2, 8)} == {2}
     rows, apart = data.opening(8, 8)
     assert (rows.tolist(), apart) == ([data.val[:8].tolist()], None)
-    held_out = load_masked(documents(["a" * 40], ["b" * 9, "c" * 9]), tmp_path)
+    held_out = load_masked(PlainText(["a" * 40], ["b" * 9, "c" * 9]), tmp_path)
     assert not held_out.training_batch(0, 0, 4, 8)[2].any()
     assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
     with refuses("data.mask_documents: two documents"):
-        load_masked(documents(["a" * 400]), tmp_path)
+        load_masked(PlainText(["a" * 400]), tmp_path)
