@@ -117,8 +117,7 @@ class ByteLevelBPE(Tokenizer):
         tokens = sorted(self._vocab, key=self._vocab.__getitem__)
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         if missing := byte_of.keys() - library.get_vocab(with_added_tokens=False):
-            byte = min(byte_of[character] for character in missing)
-            raise ValueError(f"it has no token for byte {byte:#04x}: not a byte-level BPE")
+            raise ValueError(f"it has no token for {len(missing)} of the 256 bytes")
         # Tokens in plain text.
         self._special = {t for t in tokens if t in added or not byte_of.keys() >= set(t)}
         self._bytes = [

@@ -14,7 +14,7 @@ import tempfile
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -153,13 +153,8 @@ class TokenSource(Source):
         """
 
     def load(self, request: Request) -> TokenData:
-        cache = request.cache
-        with disk_errors(cache, "cache_dir"):
-            folder = _find_folder(cache, _hash_source(self, request), request.tokenizer)
-            try:
-                index = read_index(folder)  # written last, so the ids are whole
-            except DataError:  # not there, or damaged
-                index = make_tokens(self, folder, request)
+        with disk_errors(request.cache, "cache_dir"):
+            folder, index = _find_tokens(self, request)
         return TokenData(folder, index, request, self.even_windows)
 
 
@@ -170,18 +165,19 @@ def _hash_source(source: TokenSource, request: Request) -> str:
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
-def _find_folder(cache: Path, source: str, tokenizer: Tokenizer) -> Path:
-    """Return the folder of these ids in the cache, which may not be there yet.
+def _find_tokens(source: TokenSource, request: Request) -> tuple[Path, Index]:
+    """Return the folder of these ids in the cache, and its index; missing ids are made.
 
     A resumed run asks with the vocabulary that the first run took from the text.
     """
-    recipe = tokenizer.fingerprint()
-    for folder in cache.glob(f"{source[:32]}-*"):
-        with contextlib.suppress(DataError):  # it is made again
-            index = read_index(folder)
+    made_of, recipe = _hash_source(source, request), request.tokenizer.fingerprint()
+    for folder in request.cache.glob(f"{made_of[:32]}-*"):
+        with contextlib.suppress(DataError):  # damaged: it is made again
+            index = read_index(folder)  # written last, so the ids are whole
             if recipe in (index.recipe, index.tokenizer):
-                return folder
-    return cache / f"{source[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+                return folder, index
+    name = f"{made_of[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+    return request.cache / name, make_tokens(source, request.cache / name, request)
 
 
 def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
@@ -231,7 +227,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             val_bytes=_count_bytes(map_ids(folder / TOKENS)[val_start + 1 :], tokenizer),
             documents=train.documents,
         )
-        raw = json.dumps(asdict(index), indent=1, ensure_ascii=False).encode()
+        raw = msgspec.json.format(msgspec.json.encode(index), indent=1)
         write_atomically(folder / INDEX, lambda file: file.write(raw))
     return index
 

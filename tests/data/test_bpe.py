@@ -116,7 +116,7 @@ BYTES, WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.
         ({}, BYTES, ""),  # cut short
         ({"a": 0, "b": 1}, WORDS, "it is not a byte-level BPE"),
         ({"a": 0, "b": 2}, BYTES, "the ids of its 2 tokens"),
-        ({"a": 0, "b": 1}, BYTES, "it has no token for byte 0x00"),
+        ({"a": 0, "b": 1}, BYTES, "it has no token for 254"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said, tmp_path):
