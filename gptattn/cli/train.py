@@ -4,7 +4,6 @@ Hydra has composed and typed the settings when `run_job` is called; it writes no
 sweep's launcher also calls `run_job`, once in each of its processes.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -67,6 +66,8 @@ def end(task: Callable[[], Any]) -> NoReturn:
             mistake = "command line", f"{argument} must come before the settings"
         elif name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
             mistake = "command line", f"{name} is not a flag; {suggest(name, FLAGS)}"
+        elif name == "hydra.run.dir":
+            mistake = name, "is not used here; give run_dir=FOLDER"
         elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
             mistake = name, "names one run, and -m starts many; leave one of them out"
         if mistake is not None:
@@ -97,7 +98,6 @@ def run_job(cfg: DictConfig) -> float:
         settings = from_hydra(cfg, job)
         # Hydra reads run_dir=3 as a number.
         place, resume = (None if one is None else str(one) for one in (cfg.run_dir, cfg.resume))
-        place = place or (job.run.dir if job.run.dir != "." else None)
         if resume is not None:
             if place is not None:
                 raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
@@ -126,9 +126,6 @@ def run_job(cfg: DictConfig) -> float:
             raise
         if isinstance(error, BrokenPipeError):
             raise SystemExit(silence_stdout()) from error
-        with contextlib.suppress(OSError):  # Hydra made it before the run was checked
-            if job.run.dir != ".":
-                os.removedirs(job.run.dir)
         known = as_user_error(error)
         if known is not None and not FIRST:  # the first process prints it
             raise SystemExit(known.exit_code) from error

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -16,8 +15,6 @@ from gptattn.errors import DiskError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-UNFINISHED = f"*.{'[0-9a-f]' * 16}.part"  # names of files that are being written
-LEFT_OVER = 86_400  # seconds after which they are abandoned
 
 
 @contextlib.contextmanager
@@ -73,16 +70,9 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that takes the place of `path` once all of it is on the disk.
-
-    Old unfinished files that killed processes left in the folder are removed.
-    """
+    """Open a file for writing that takes the place of `path` once all of it is on the disk."""
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        for part in path.parent.glob(UNFINISHED):
-            with contextlib.suppress(OSError):
-                if time.time() - part.stat().st_mtime > LEFT_OVER:
-                    part.unlink()
         partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
         try:
             with partial.open("xb") as file:

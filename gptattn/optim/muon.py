@@ -14,7 +14,6 @@ from torch import Tensor
 from gptattn.optim.matrix_rule import MatrixRule, State
 
 Iteration = Literal["polar_express", "newton_schulz"]
-Format = Literal["weights", "bfloat16"]
 Quintic = tuple[float, float, float]  # s -> a s + b s^3 + c s^5
 
 # Jordan et al. 2024, Muon: the same at each step. Values between 0.7 and 1.2, after five.
@@ -50,7 +49,7 @@ class Muon(MatrixRule):
     one shape, or its transpose, are computed together.
 
     `steps` steps of `iteration` bring the singular values near 1, in float32 or the weights' wider
-    format; with `dtype=bfloat16` in that, as in the sources.
+    format; the sources use bfloat16.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; polar_express: Amsel et
     al. 2025, arXiv:2505.16932, listing 2; the scale: Liu et al. 2025, arXiv:2502.16982, sec. 2.2.
@@ -63,10 +62,8 @@ class Muon(MatrixRule):
         rms: Annotated[float, Meta(gt=0)] = 0.2,
         iteration: Iteration = "polar_express",
         steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 5,
-        dtype: Format = "weights",
     ) -> None:
         self.momentum, self.nesterov, self.rms = momentum, nesterov, rms
-        self.dtype = torch.bfloat16 if dtype == "bfloat16" else None
         self._polynomials = choose_polynomials(iteration, steps)
 
     def new_state(self, matrix: Tensor) -> State:
@@ -95,8 +92,6 @@ class Muon(MatrixRule):
     def _orthogonalise(self, x_NPQ: Tensor) -> Tensor:
         """Return the matrices with singular values near 1."""
         P, Q = x_NPQ.shape[1:]
-        if self.dtype is not None:
-            return compute_polar_factor(x_NPQ.to(self.dtype), self._polynomials)
         # `compute_whitener` works with squares of singular values, which need float32's digits.
         wide_NPQ = x_NPQ.to(torch.promote_types(x_NPQ.dtype, torch.float32))
         if WIDE * P <= Q:

@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
-from gptattn.runs.folder import TUNING, RunFolder, find_begun, find_done
+from gptattn.runs.folder import TUNING, RunFolder, find_done
 from gptattn.settings.config import Positive, Share
 from gptattn.settings.identity import settings_key
 from gptattn.settings.values import build_dataclass
@@ -82,15 +83,6 @@ def make_cell_key(settings: Mapping[str, Any], share: float = 1.0) -> str:
     own = {"seed": 0, "optim": {**settings["optim"], "lr": 1.0}}
     own["budget"] = {**settings["budget"], **shrink(settings["budget"], share)}
     return settings_key({**settings, **own})
-
-
-def read_cell_and_rate(folder: RunFolder, share: float = 1.0) -> tuple[str, float] | None:
-    """Return the cell key and the rate of the run in the folder; None if it is damaged."""
-    try:
-        settings = folder.read_settings()
-        return make_cell_key(settings, share), float(settings["optim"]["lr"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def tune_stage(
@@ -156,7 +148,7 @@ def tune_stage(
         if (cell := make_cell_key(asdict(one.cfg), tune.budget)) in best
     ]
     final = plan(chosen, home) if chosen else []
-    if count := mark_replaced(final, tune):
+    if count := mark_replaced(final):
         lines.append(
             f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
             "best; reports leave them out"
@@ -181,11 +173,8 @@ def find_vertex(losses: Mapping[float, float]) -> float:
     around = rates[i - 1 : i + 2] if i else []
     if len(around) < 3 or not all(math.isfinite(losses[rate]) for rate in around):
         return best
-    left, right = (math.log(best / around[0]), math.log(around[2] / best))
-    down, up = (losses[around[0]] - losses[best], losses[around[2]] - losses[best])
-    bend = left * up + right * down
-    shift = (right**2 * down - left**2 * up) / (2 * bend) if bend > 0 else 0.0
-    return float(f"{best * math.exp(shift):.3g}")
+    bend, slope, _ = np.polyfit(np.log(around), [losses[rate] for rate in around], 2)
+    return float(f"{math.exp(-slope / (2 * bend)):.3g}")
 
 
 def next_rate(losses: Mapping[float, float | None]) -> float | None:
@@ -213,26 +202,25 @@ def describe_rates(losses: Mapping[float, float]) -> str:
     return f"{best:g} is best ({each})" + ", at the edge: a better one may lie beyond" * at_edge
 
 
-def mark_replaced(chosen: Sequence[Plan], tune: Tune) -> int:
+def mark_replaced(chosen: Sequence[Plan]) -> int:
     """Mark finished runs of the plans' variants at other rates, of whatever seed.
 
-    It is for reports to leave them out, once a rate that was added to those of a sweep turns out to
-    be better. A rate counts that was tried in the folder of tuning runs, and with `refine` or
-    `scale` any; others are the user's own. Runs at the plans' rates lose their mark. Return how
-    many runs were marked.
+    Reports leave them out: a rate that was added to those of a sweep may turn out to be better.
+    Runs at the plans' rates lose their mark. Return how many runs were marked.
     """
     count = 0
-    best = {make_cell_key(asdict(plan.cfg), tune.budget): plan.cfg.optim.lr for plan in chosen}
-    for home in {plan.folder.parent for plan in chosen}:
-        tried = {read_cell_and_rate(folder) for folder in find_begun(home / TUNING)}
-        for folder in find_done(home):
-            found = read_cell_and_rate(folder, tune.budget)
-            if found is None or found[0] not in best:
-                continue
-            cell, rate = found
-            if rate == best[cell]:
-                folder.replaced_file.unlink(missing_ok=True)
-            elif (tune.refine or tune.scale < 1 or found in tried) and not folder.replaced:
-                folder.mark_replaced(f"its variant is now trained at {best[cell]:g}, not {rate:g}")
-                count += 1
+    best = {make_cell_key(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
+    for folder in (
+        run for home in {plan.folder.parent for plan in chosen} for run in find_done(home)
+    ):
+        try:
+            settings = folder.read_settings()
+            cell, rate = make_cell_key(settings), float(settings["optim"]["lr"])
+        except (OSError, ValueError, LookupError, TypeError):  # a damaged record
+            continue
+        if rate == best.get(cell):
+            folder.replaced_file.unlink(missing_ok=True)
+        elif cell in best and not folder.replaced:
+            folder.mark_replaced(f"its variant is now trained at {best[cell]:g}, not {rate:g}")
+            count += 1
     return count

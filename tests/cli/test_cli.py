@@ -18,7 +18,8 @@ def left_behind(folder: Path) -> list[str]:
 # One of each exit code, and those of the command itself; tests/settings/test_mistakes.py has the
 # mistakes in the settings of one run.
 MISTAKES = {
-    "hydra.run.dir=mine model.num_heads=3": (2, "model.num_heads: divide"),
+    "hydra.run.dir=mine": (2, "hydra.run.dir: run_dir="),
+    "model.num_heads=3": (2, "model.num_heads: divide"),
     "seed=2 --resolve seed=3": (2, "command line: --resolve"),
     "hydra.sweeper.params={seed:'1,2'}": (2, "command line: -m"),
     "-m pattern=[gqa,mqa] model.num_layers=2 attn.num_kv_heads=3": (
@@ -28,7 +29,7 @@ MISTAKES = {
     "-m run_dir=mine": (2, "run_dir: -m"),
     "resume=none run_dir=mine": (2, "run_dir: resumes"),
     "resume=none": (4, "resume: no run"),
-    "hydra.run.dir=text.txt/run": (7, "text.txt/run: folder"),
+    "run_dir=text.txt/run": (7, "text.txt/run: folder"),
 }
 
 

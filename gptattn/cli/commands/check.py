@@ -3,11 +3,9 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from gptattn.attention.base import HasHeads, HasMaps
 from gptattn.build.model import build_model
 from gptattn.machine.ending import run_command
 from gptattn.model.cost import measure_cost
@@ -31,28 +29,17 @@ HELP = """gptattn-check attn=mine
 
 Checks the attention of these settings, which are those of train.py: each kind of layer must be
 causal, give the same outputs through its cache, have finite gradients, and be complete in a
-checkpoint. Exits with 2 at the first check that fails. --config-dir=DIR: where attn/mine.yaml is,
-if not here."""
+checkpoint. Exits with 2 at the first check that fails."""
 DROPOUT = 0.4
 
 
 def main() -> int:
     """Run `gptattn-check OVERRIDE...`. Returns a code of `gptattn.errors`."""
-    overrides = [_read_flag(argument) for argument in sys.argv[1:]]
+    overrides = sys.argv[1:]
     if not overrides or {"-h", "--help"} & {*overrides}:
         print(HELP)
         return 0 if overrides else 2
     return run_command(lambda: check(overrides))
-
-
-def _read_flag(argument: str) -> str:
-    """Return train.py's --config-dir=DIR as the setting that stands for it."""
-    flag, _, folder = argument.partition("=")
-    return (
-        f"hydra.searchpath=[file://{Path(folder).absolute()}]"
-        if flag == "--config-dir"
-        else argument
-    )
 
 
 def check(overrides: Sequence[str]) -> None:
@@ -64,7 +51,6 @@ def check(overrides: Sequence[str]) -> None:
         "saving": _check_saving,
         "documents": _check_documents,
         "costs": _list_costs,
-        "abilities": _list_abilities,
     }
     for name, run_check in checks.items():
         try:
@@ -123,12 +109,6 @@ def _list_costs(cfg: TrainConfig) -> Iterator[str]:
         yield "no cache: each new token reads the whole text again"
     else:
         yield f"{cost.kv_bytes_per_token:,.0f} bytes of cache per token"
-
-
-def _list_abilities(cfg: TrainConfig) -> Iterator[str]:
-    last = [stack.layers[-1] for stack in _build_stacks(cfg)]
-    maps, heads = (all(isinstance(one, kind) for one in last) for kind in (HasMaps, HasHeads))
-    yield f"attention maps: {'yes' if maps else 'no'}; weights per head: {'yes' if heads else 'no'}"
 
 
 def _build_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:

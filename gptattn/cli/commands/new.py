@@ -27,7 +27,16 @@ class Arguments:
 def run(arguments: Sequence[str]) -> None:
     """Write the variant, and print what to type next. Raises ConfigError, naming `name`."""
     name = parse(Arguments, arguments).name
-    print(_describe(write_variant(name), name))
+    print(f"wrote {', '.join(map(str, write_variant(name)))}\nnext:")
+    steps = {
+        f"gptattn-train attn={name}": "train it",
+        f"gptattn-check attn={name}": "causal? finite? trained by its gradients?",
+        f"pytest test_{name}.py": "its own test (pip install pytest)",
+        f"gptattn-train -m attn=mha,{name} seed=1,2,3": "compare it",
+    }
+    width = max(map(len, steps))
+    for step, what in steps.items():
+        print(f"  {step:<{width}}  # {what}")
 
 
 def write_variant(name: str) -> list[Path]:
@@ -54,19 +63,6 @@ def write_variant(name: str) -> list[Path]:
         text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
         Path(file).write_text(Template(text).substitute(name=name, title=title), encoding="utf-8")
     return [*map(Path, made.values())]
-
-
-def _describe(written: list[Path], name: str) -> str:
-    """Return what was written and the commands to type next."""
-    steps = {
-        f"gptattn-train attn={name}": "train it",
-        f"gptattn-check attn={name}": "causal? finite? trained by its gradients?",
-        f"pytest test_{name}.py": "its own test (pip install pytest)",
-        f"gptattn-train -m attn=mha,{name} seed=1,2,3": "compare it",
-    }
-    width = max(map(len, steps))
-    rows = [f"  {step:<{width}}  # {what}" for step, what in steps.items()]
-    return "\n".join([f"wrote {', '.join(map(str, written))}", "next:", *rows])
 
 
 main = partial(run_script, run, Arguments, __doc__)
