@@ -215,18 +215,17 @@ def divisors(n: int) -> list[int]:
     return [i for i in range(1, n + 1) if n % i == 0]
 
 
-def window_of(window: float | None, context_length: int) -> int | None:
+def window_of(window: float | None, context_length: int, name: str = "window") -> int | None:
     """Return the window in tokens; a share of the context, below 1, is rounded up.
 
-    Raises ValueError if it is not from 1 to context_length.
+    Raises ValueError, naming the argument `name`, if it is not from 1 to context_length.
     """
     if isinstance(window, float) and 0 < window < 1:
         return math.ceil(round(window * context_length, 9))  # 0.07 * 100 is 7.000000000000001
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
-            f"window={window} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, the token itself included, a share of the context below 1, "
-            "or null for all tokens"
+            f"{name}={window} does not fit context_length={context_length}; give 1 to "
+            f"{context_length} tokens, or a share of the context below 1"
         )
     return window
 

@@ -168,9 +168,10 @@ class SoftmaxAttention(Attention):
         q_BHTD, k_BGTD, v_BGTD = self.encode(*self.project(x_BTE), shared)
         return q_BHTD, {"k": k_BGTD, "v": v_BGTD}
 
-    @abstractmethod
     def cached(self) -> dict[str, Entry]:
-        """Return what the cache keeps of each token, by name; parts may add to it."""
+        """Return what the cache keeps of each token, by name: keys and values; parts may add."""
+        entry = Entry(self.num_kv_heads, self.head_dim)
+        return {"k": entry, "v": entry}
 
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared

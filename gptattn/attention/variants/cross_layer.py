@@ -65,8 +65,7 @@ class CrossLayerAttention(SoftmaxAttention):
         return q_BHTD, {} if self.reuses else new
 
     def cached(self) -> dict[str, Entry]:
-        entry = Entry(self.num_kv_heads, self.head_dim)
-        return {} if self.reuses else {"k": entry, "v": entry}
+        return {} if self.reuses else super().cached()
 
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared

@@ -78,7 +78,9 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         )
         if self.backend == "flex":
             raise ValueError("backend=flex cannot choose keys by their scores; use sdpa")
-        self.topk = _tokens("topk", topk, context_length)
+        chosen = window_of(topk, context_length, "topk")
+        assert chosen is not None
+        self.topk = chosen
         self.index_heads = _heads(index_heads, num_heads)
         self.index_dim = self.head_dim if index_dim is None else index_dim
         if self.index_dim < max(1, self.rope_dim):
@@ -243,20 +245,6 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
 def _count_back(x: Tensor) -> Tensor:
     """Return how many are True from each place to the end of the last axis."""
     return x.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
-
-
-def _tokens(name: str, tokens: float, context_length: int) -> int:
-    """Return the number of tokens; a share of the context, below 1, is rounded up."""
-    try:
-        found = window_of(tokens, context_length)
-    except ValueError:
-        found = None
-    if found is None:
-        raise ValueError(
-            f"{name}={tokens} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, or a share of the context below 1"
-        )
-    return found
 
 
 def _heads(heads: float, num_heads: int) -> int:

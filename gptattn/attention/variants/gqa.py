@@ -5,7 +5,6 @@ from typing import Unpack
 from torch import Tensor
 
 from gptattn.attention.base import HasHeads
-from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, HeadDim, Heads, SoftmaxAttention, split_heads
 
@@ -49,7 +48,3 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
         k_BGTD = split_heads(self.W_key(x_BTE), self.num_kv_heads)
         v_BGTD = split_heads(self.W_value(x_BTE), self.num_kv_heads)
         return q_BHTD, k_BGTD, v_BGTD
-
-    def cached(self) -> dict[str, Entry]:
-        entry = Entry(self.num_kv_heads, self.head_dim)
-        return {"k": entry, "v": entry}

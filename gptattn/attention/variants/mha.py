@@ -5,7 +5,6 @@ from typing import Unpack
 from torch import Tensor
 
 from gptattn.attention.base import HasHeads
-from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, HeadDim, Heads, SoftmaxAttention, split_heads
 
@@ -46,7 +45,3 @@ class MultiHeadAttention(HasHeads, SoftmaxAttention):
         k_BHTD = split_heads(self.W_key(x_BTE), self.num_heads)
         v_BHTD = split_heads(self.W_value(x_BTE), self.num_heads)
         return q_BHTD, k_BHTD, v_BHTD
-
-    def cached(self) -> dict[str, Entry]:
-        entry = Entry(self.num_heads, self.head_dim)
-        return {"k": entry, "v": entry}

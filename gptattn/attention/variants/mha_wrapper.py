@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
-from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, Heads, Placed, SoftmaxAttention
 from gptattn.attention.variants.single_head import CausalAttention
@@ -50,10 +49,6 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
             k.append(head.W_key(x_BTE))
             v.append(head.W_value(x_BTE))
         return torch.stack(q, dim=1), torch.stack(k, dim=1), torch.stack(v, dim=1)
-
-    def cached(self) -> dict[str, Entry]:
-        entry = Entry(self.num_heads, self.head_dim)
-        return {"k": entry, "v": entry}
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
         # What a rule has for each head is for all heads at once.

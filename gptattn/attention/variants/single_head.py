@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
-from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
 
@@ -82,6 +81,3 @@ class CausalAttention(HasHeads, SoftmaxAttention):
     def project(self, x_BTE: Tensor) -> Heads:
         q_BTD, k_BTD, v_BTD = self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)
         return q_BTD.unsqueeze(1), k_BTD.unsqueeze(1), v_BTD.unsqueeze(1)  # [B, 1, T, D]
-
-    def cached(self) -> dict[str, Entry]:
-        return {"k": Entry(1, self.head_dim), "v": Entry(1, self.head_dim)}
