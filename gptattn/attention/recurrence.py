@@ -471,11 +471,7 @@ def decay_heads(
     exponent = (b[..., :, None] - b[..., None, :]).to(dtype).masked_fill(later, -torch.inf)
     decay, since_start = exponent.exp(), b.to(dtype).exp()[..., None]
     to_last = (b[..., -1:] - b).to(dtype).exp()[..., None]
-    if starts is not None:
-        same, before = _compare_documents(starts)
-        decay = decay * same
-        since_start = since_start * before[..., None]
-        to_last = to_last * same[..., -1:]
+    (decay,), since_start, to_last = _cut((decay,), since_start, to_last, starts)
     return decay, since_start, to_last
 
 
@@ -515,20 +511,20 @@ def decay_channels(
         to_last = torch.cat([to_last_1 * whole_2, to_last_2], -2)
         size *= 2
     scores = scores[..., 0, :, :C, :C].unbind(-3)
-    since, to_last = since[..., 0, :C, :], to_last[..., 0, :C, :]
-    if starts is not None:
-        same, before = _compare_documents(starts)
-        scores = tuple(x * same for x in scores)
-        since = since * before[..., None]
-        to_last = to_last * same[..., -1:]
-    return scores, since, to_last
+    return _cut(scores, since[..., 0, :C, :], to_last[..., 0, :C, :], starts)
 
 
-def _compare_documents(starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether two tokens share a document, and whether it began before the chunk."""
+def _cut(
+    between: tuple[Tensor, ...], since_start: Tensor, to_last: Tensor, starts: Tensor | None
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """Return these decays with 0 wherever one would pass from a document to the next."""
+    if starts is None:
+        return between, since_start, to_last
     N, C = starts.shape[-2:]
     first_N1 = C * torch.arange(N, device=starts.device)[:, None]  # token of each chunk
-    return starts[..., :, None] == starts[..., None, :], starts < first_N1
+    same = starts[..., :, None] == starts[..., None, :]
+    since_start = since_start * (starts < first_N1)[..., None]
+    return tuple(x * same for x in between), since_start, to_last * same[..., -1:]
 
 
 def count_flops(

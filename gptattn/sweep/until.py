@@ -87,7 +87,7 @@ class Until:
         ours = {k: own for k, own in ours.items() if {run.seed for run in own} >= {*self.first}}
         from gptattn.compare.comparison import compare  # imports pandas
 
-        lines, counts = [], dict.fromkeys(ours, first)
+        counts = dict.fromkeys(ours, first)
         for section in compare(runs).sections if ours else []:
             base = next(row for row in section.rows if row.name == section.baseline)
             for row in section.rows:
@@ -98,21 +98,19 @@ class Until:
                 needs = stein_seeds(d.deviation, self.half_width, d.n, d.comparisons)
                 name = f"{row.name} ({section.title})" if section.title else row.name
                 if needs > self.most:
-                    lines.append(
-                        f"{name}: ±{self.half_width:g} would need about {needs:,} seeds; "
+                    print(
+                        f"{FIELD}: {name}: ±{self.half_width:g} would need about {needs:,} seeds; "
                         f"not run (sweep.max_seeds={self.most})"
                     )
                     continue
                 more = f" needs {needs} seeds" if needs > first else ": the first are enough"
-                lines.append(name + more)
+                print(f"{FIELD}: {name}{more}")
                 for key in both:
                     counts[key] = max(counts[key], needs)
         lacking = [p.cfg.variant for p in plans if variant_key(asdict(p.cfg)) not in ours]
         if lacking:
             names = ", ".join(dict.fromkeys(lacking))
-            lines.append(f"{names}: lacks some of the first {first} seeds; no more follow")
-        for line in lines:
-            print(f"{FIELD}: {line}", flush=True)
+            print(f"{FIELD}: {names}: lacks some of the first {first} seeds; no more follow")
         # Note the first stage for these variants, as asked for and as recorded.
         recorded = [RunFolder(run.folder).read_settings() for own in ours.values() for run in own]
         keys = sorted({*ours, *map(variant_key, recorded)})

@@ -6,6 +6,7 @@ settings of train.py, such as model=gpt2_small; the default is model=deep.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -93,6 +94,4 @@ def count_kinds(model: GPT) -> list[str]:
     return [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
 
 
-def main() -> int:
-    """Run `recipes cache_bytes=... [OVERRIDE...]`. Returns the exit code."""
-    return run_script(list_fitting, Arguments, __doc__)
+main = partial(run_script, list_fitting, Arguments, __doc__)
