@@ -39,7 +39,6 @@ def test_the_pages_blocks_run_one_after_the_other(tmp_path, monkeypatch, capfd):
             exec(compile(block, PAGE.name, "exec"), known)
     # Only what the page's code prints: the training itself prints nothing.
     out, err = capfd.readouterr()
-    assert len(blocks) == 5
     assert re.findall(r"^(mha|gqa) \d\.\d+$", out, re.MULTILINE) == ["mha", "gqa"]
     assert "\nThe class" in out
     runs = known["runs"].sort_values("variant")
@@ -47,7 +46,6 @@ def test_the_pages_blocks_run_one_after_the_other(tmp_path, monkeypatch, capfd):
         ("gqa", 512),
         ("mha", 1024),
     ]
-    assert "tokens/s" not in out
     assert err == ""
     assert {*known["curves"]["run"]} == {*runs["folder"]}
     assert repr(known["report"]).startswith("runs: 2 runs, 2 variants, 1 seed each")
@@ -106,16 +104,6 @@ def test_a_run_from_python_is_the_commands(tmp_path):
             train(cfg, "mine")
     assert config(tmp_path / "mine") == config(tmp_path / "by_command")
     assert losses(tmp_path / "mine") == losses(tmp_path / "by_command") != []
-
-
-def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path):
-    book = tmp_path / "a,b=c.txt"
-    book.touch()
-    one = settings(["attn=gqa", "attn.num_kv_heads=1", "data=text", f"data.path='{book}'"])
-    assert (one.variant, one.attn["num_kv_heads"]) == ("gqa", 1)
-    assert one.data["path"] == str(book)
-    assert settings().variant == "mha"
-    assert settings(["attn=gqa"]).attn["num_kv_heads"] == 2
 
 
 def test_built_layers_are_those_of_the_recipes_model():

@@ -34,14 +34,12 @@ def test_compare_takes_folders_without_a_name_and_options_with_one():
     ("name", "arguments", "said"),
     [
         ("generate", ["run=a", "tokens=many"], "tokens: 'many'"),
-        ("generate", ["run=a", "tokens=0"], "tokens: >= 1"),
         ("generate", ["run=a", "dtype=half"], "dtype: bfloat16"),
         ("generate", ["promt=L"], "promt: prompt"),
         ("generate", ["prompt=L"], "run: run="),
         ("convert", ["from=a", "to=gqa", "seed=-1"], "seed: >= 0"),
         ("evaluate", ["run=a", "lengths=[4,long]"], "lengths: 'long'"),
         ("compare", ["a", "--markdown"], "--markdown: markdown"),
-        ("compare", ["a", "markdown=yes"], "markdown: true or false"),
         ("compare", ["a=b"], "a: baseline"),
     ],
 )

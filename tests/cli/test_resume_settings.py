@@ -74,9 +74,7 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(finished,
     run = finished
     before = content(run)
     assert command(tmp_path, "resume=run") == 0
-    assert (
-        "already finished after 6 steps; give a larger budget to continue" in capfd.readouterr().out
-    )
+    assert "already finished" in capfd.readouterr().out
     assert content(run) == before
     # The text may have moved: only its content counts.
     (tmp_path / "moved.txt").write_text(TEXT, encoding="utf-8")
@@ -98,8 +96,3 @@ def test_a_finished_run_without_checkpoints_is_not_resumed(own, said, tmp_path):
     run.write_summary({"status": "done"})
     with refuses(f"resume: {said}", 4):
         preflight(cfg, run)
-
-
-def test_a_folder_may_have_a_number_as_its_name(tmp_path, capfd):
-    assert command(tmp_path, "resume=3") == 4
-    assert is_complaint(capfd.readouterr().err, "resume: 3 holds no run")

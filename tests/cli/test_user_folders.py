@@ -48,22 +48,10 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path):
         read(tmp_path, ["attn=own"])
 
 
-def gates(folder: Path, package: str) -> Path:
-    """A config folder with a part of this package, and an experiment that chooses it."""
-    (folder / "part").mkdir(parents=True)
-    (folder / "experiment").mkdir()
+@pytest.mark.parametrize("package", ["part.gate", "part.other"])
+def test_a_part_has_the_name_of_its_file(package, tmp_path):
+    (tmp_path / "part").mkdir()
     text = f"# @package {package}\n_target_: gptattn.attention.parts.gate.Gate\n"
-    (folder / "part" / "gate2.yaml").write_text(text + "granularity: headwise\n")
-    text = "# @package _global_\ndefaults:\n  - override /part: [gate2]\n"
-    (folder / "experiment" / "gates.yaml").write_text(text)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("package", "given"),
-    [("part.gate", ["part=[gate,gate2]"]), ("part.other", ["experiment=gates"])],
-)
-def test_a_part_has_the_name_of_its_file(package, given, tmp_path):
-    mine = gates(tmp_path / "mine", package)
+    (tmp_path / "part" / "gate2.yaml").write_text(text + "granularity: headwise\n")
     with refuses('part: "# @package part.gate2"'):
-        read(mine, given)
+        read(tmp_path, ["part=[gate,gate2]"])

@@ -1,23 +1,12 @@
-"""Memory peaks, the git commit, and algorithms that repeat."""
+"""Memory peaks, and algorithms that repeat."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from gptattn.machine.device import git_commit, peak_memory_mb, reset_peak_memory
+from gptattn.machine.device import peak_memory_mb, reset_peak_memory
 from gptattn.machine.ending import as_user_error
-
-
-def test_the_commit_is_that_of_the_source_tree():
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    head = subprocess.run(command, capture_output=True, text=True)
-    if head.returncode:
-        pytest.skip("this source tree is in no repository")
-    commit = git_commit()
-    assert commit.removesuffix("-dirty") == head.stdout.strip()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")

@@ -23,7 +23,6 @@ def test_a_closed_terminal_ends_a_run_but_not_one_under_nohup():
     [
         ("import torch\ntorch.zeros(2) @ torch.zeros(3)\n", "mine.py:2: RuntimeError: "),
         ("x = 1\ny = (\n", "mine.py:2: SyntaxError: "),
-        ("import nonesuch\n", "mine.py:1: ModuleNotFoundError: "),
     ],
 )
 def test_an_error_in_code_of_ones_own_names_its_file_and_line(text, said, tmp_path, monkeypatch):

@@ -135,15 +135,13 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(tmp_path, capfd, monkeypa
         "checks=false",
     )
     assert sweep(tmp_path, *own, "+attn.how=kill,raise,not", "sweep.jobs=1") == 137
-    out, err = capfd.readouterr()
-    assert "3 to run, one after the other" in out
-    assert err.endswith("2 of 3 runs failed; the same command runs them again\n")
+    assert is_complaint(capfd.readouterr().err, "sweep: 2 of 3")
     (done,) = run_folders(tmp_path)
     assert config(done)["attn"]["how"] == "not"
     killed, raised = (next((tmp_path / HOME).glob(f"*how-{how}*")) for how in ("kill", "raise"))
     failure = json.loads((killed / "failure.json").read_text())
-    why = "killed by SIGKILL; perhaps the machine ran out of memory"
-    assert (failure["exit"], failure["error"]) == (137, why)
+    assert failure["exit"] == 137
+    assert "SIGKILL" in failure["error"]
     failure = json.loads((raised / "failure.json").read_text())
     line = 1 + MODULE[: MODULE.index("torch.zeros")].count("\n")
     assert failure["exit"] == 1
@@ -165,7 +163,6 @@ LONG = ("budget.steps=60", "validation.count=30", "log_every=50", "model.dropout
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGKILL, -9)],
-    ids=lambda value: str(value),
 )
 def test_a_stopped_or_killed_sweep_leaves_no_process_and_goes_on(number, code, tmp_path, capfd):
     given = tiny(tmp_path, *LONG, "seed=1,2", "sweep.jobs=1")

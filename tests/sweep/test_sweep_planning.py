@@ -14,7 +14,7 @@ from gptattn.settings.identity import Provenance
 from gptattn.sweep.jobs import split_overrides
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
-from gptattn.sweep.tuning import describe_rates, find_vertex, next_rate, read_tune, shrink
+from gptattn.sweep.tuning import find_vertex, next_rate, read_tune, shrink
 from gptattn.sweep.until import Until
 
 
@@ -37,10 +37,7 @@ def test_a_variants_overrides_part_at_spaces_before_a_name():
     [
         ({"lr": None}, "lr: null"),
         ({"lr": []}, "lr: empty"),
-        ({"lr": 0.1}, "lr: list"),
         ({"lr": [0.1, 0]}, "lr[1]: > 0"),
-        ({"lr": [math.nan]}, "lr[0]: > 0"),
-        ({"lr": ["fast"]}, "lr[0]: 'fast'"),
         ({"seed": -1}, "seed: >= 0"),
         ({"rates": [1]}, "rates: not a setting"),
     ],
@@ -48,14 +45,6 @@ def test_a_variants_overrides_part_at_spaces_before_a_name():
 def test_rates_that_cannot_be_are_refused_by_name(change, said):
     with refuses(f"hydra.sweeper.tune.{said}"):
         read_tune({"lr": [0.1, 0.2], "seed": 0, **change})
-
-
-def test_the_words_on_rates_name_the_best_and_say_where_it_is_at_the_edge():
-    inside = describe_rates({0.004: 1.7, 0.001: 1.6, 0.002: 1.5})
-    assert inside == "0.002 is best (0.001: 1.6000, 0.002: 1.5000, 0.004: 1.7000)"
-    at_edge = describe_rates({0.001: 1.6, 0.002: math.inf})
-    assert at_edge.startswith("0.001 is best (0.001: 1.6000, 0.002: diverged), at the edge")
-    assert describe_rates({0.1: 1.0}) == "0.1 is best (0.1: 1.0000)"
 
 
 @pytest.mark.parametrize(
@@ -100,19 +89,12 @@ def test_runs_at_once_and_their_threads_share_the_cores(cfg, monkeypatch):
         sweep = replace(cfg.sweep, jobs=jobs)
         return share_machine([replace(cfg, trainer=trainer, model=model, sweep=sweep)] * runs)
 
-    # (sweep.jobs, trainer.threads) -> (runs at once, threads given to each)
-    expected = {
-        ("auto", None): (8, 1),
-        (None, None): (8, 1),
-        ("auto", 2): (4, None),
-        ("auto", 16): (1, None),
-        (4, None): (4, 2),
-        (3, None): (3, 2),
-        (2, 2): (2, None),
-        (1, None): (1, None),
-    }
-    for (jobs, threads), both in expected.items():
-        assert share(jobs, threads) == both
+    # By sweep.jobs and trainer.threads: how many run at once, and the threads given to each.
+    assert share("auto", None) == share(None, None) == (8, 1)
+    assert share("auto", 2) == (4, None)
+    assert share("auto", 16) == share(1, None) == (1, None)
+    assert share(4, None) == (4, 2)
+    assert share(2, 2) == (2, None)
     assert share("auto", None, runs=3) == (3, 2)
     assert share("auto", None, runs=1) == (1, None)
     assert share("auto", None, width=65_536) == (1, None)  # a large step has all cores
