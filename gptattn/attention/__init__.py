@@ -21,11 +21,7 @@ from gptattn.attention.softmax import Common, Projected, SoftmaxAttention
 from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.attention.variants.mha import MultiHeadAttention
 from gptattn.attention.variants.mha_wrapper import MultiHeadAttentionWrapper
-from gptattn.attention.variants.single_head import (
-    CausalAttention,
-    SelfAttentionV1,
-    SelfAttentionV2,
-)
+from gptattn.attention.variants.single_head import CausalAttention, SelfAttentionV1, SelfAttentionV2
 from gptattn.machine.source_code import find_class
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""The console, and durations in words."""
+"""The console, and how durations are shown."""
 
 import logging
 import sys
 import warnings
+from datetime import timedelta
 
 from rich.console import Console
 
@@ -27,15 +28,8 @@ def make_printable(text: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in words: `40 s`, `12 min`, `3 h 20 min`, `5 d 6 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if minutes < 120:
-        return f"{minutes} min"
-    if hours < 48:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{hours // 24} d {hours % 24} h"
+    """Return a duration as `0:00:40`, `3:20:00` or `5 days, 6:00:00`."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def quiet_lightning() -> None:

@@ -14,13 +14,7 @@ from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import (
-    Provenance,
-    differences,
-    flat,
-    places,
-    settings_key,
-)
+from gptattn.settings.identity import Provenance, differences, flat, places, settings_key
 from gptattn.settings.messages import name_typed
 from gptattn.sweep.jobs import VARIANTS, Job
 
