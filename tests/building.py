@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptattn.attention import Attention, Part, SoftmaxAttention
+from gptattn.attention import Attention, SoftmaxAttention
 from gptattn.build.model import add_parts, build_model, shared_arguments
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
@@ -161,33 +161,34 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     return attention
 
 
+def class_of(group: str, name: str) -> Any:
+    """The class that a file in `conf/attn`, `conf/part` or `conf/position` names."""
+    return find_target(group, read_file(group, name), [])
+
+
 def takes(variant: str, argument: str) -> bool:
     """Whether the variant's constructor has this argument."""
-    cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
-    target = find_target("attn", cfg.attn, cfg.allow_targets)
-    return argument in arguments_of(target).types
+    return argument in arguments_of(class_of("attn", mechanism_of(variant))).types
 
 
 def acts_in_heads(position: str) -> bool:
     """Whether this choice of `position` acts in the attention, and not on the embeddings."""
-    spec = read_file("position", position)
-    return bool(spec) and issubclass(find_target("position", spec, []), HeadPosition)
+    named = "_target_" in read_file("position", position)
+    return named and issubclass(class_of("position", position), HeadPosition)
 
 
 def refused(part: str) -> Collection[str]:
     """The names of parts and positions that this part refuses beside it."""
-    return find_target(f"part.{part}", read_file("part", part), []).refuses.keys()
+    return class_of("part", part).refuses.keys()
+
+
+plain_attention = cache(build_attention)  # not to be changed
 
 
 def fits(mechanism: str, part: str) -> bool:
     """Whether the mechanism takes this part: not each has keys and values that one can change."""
-    attention, target = (
-        build_attention(mechanism),
-        find_target(f"part.{part}", read_file("part", part), []),
-    )
-    assert isinstance(target, type)
-    assert issubclass(target, Part)
-    return isinstance(attention, SoftmaxAttention) and attention.takes(target)
+    attention = plain_attention(mechanism)
+    return isinstance(attention, SoftmaxAttention) and attention.takes(class_of("part", part))
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:

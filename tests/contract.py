@@ -1,5 +1,6 @@
 """What the contract tests share: sizes, comparisons, and decoding through a cache."""
 
+from collections.abc import Sequence
 from itertools import chain
 
 import pytest
@@ -34,6 +35,20 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def assert_agree(
+    found: Tensor | Sequence[Tensor],
+    expected: Tensor | Sequence[Tensor],
+    of: Sequence[Tensor],
+    atol: float = 1e-12,
+) -> None:
+    """Both outputs are the same, and so are the gradients of `of` from any loss of them."""
+    assert_same(found, expected, atol)
+    both = [[y] if isinstance(y, Tensor) else [*y] for y in (found, expected)]
+    upstream = [torch.randn_like(y) for y in both[1]]
+    keep = {"retain_graph": True, "materialize_grads": True}
+    assert_same(*(torch.autograd.grad(y, of, upstream, **keep) for y in both), 10 * atol)
 
 
 def with_maps(attention: Attention) -> HasMaps:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from building import build_attention
-from contract import assert_same, draw
+from contract import assert_agree, assert_same, draw
 from torch import nn
 
 from gptattn.attention import HeadWeights, Rule, attend
@@ -40,12 +40,8 @@ def test_outputs_weights_and_gradients_match_torchs_multihead_attention(variant,
     x = draw(B, T, width).requires_grad_()
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     y, w = theirs(x, x, x, attn_mask=future, average_attn_weights=False)
-    assert_same(ours(x), y)
+    assert_agree(ours(x), y, [x])
     assert_same(ours.attention_weights(x), w)
-    upstream = draw(B, T, width)
-    assert_same(
-        torch.autograd.grad(ours(x), x, upstream), torch.autograd.grad(y, x, upstream), atol=1e-11
-    )
 
 
 def test_dropout_in_blocks_draws_the_same_mask_again_in_backward():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from building import acts_in_heads, build_attention, fits, menu, read_file, refused, takes
+from building import acts_in_heads, build_attention, class_of, fits, menu, read_file, refused, takes
 from contract import assert_same, draw, outputs_and_gradients
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ from gptattn.settings.construct import construct
 # hypothesis keeps files between runs: keep them outside of the repository.
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "gptattn-hypothesis")
 COUNT = int(os.environ.get("GPTATTN_COMBINATIONS", "25"))
-HOSTS = [name for name in menu("attn") if isinstance(build_attention(name), SoftmaxAttention)]
+HOSTS = [name for name in menu("attn") if issubclass(class_of("attn", name), SoftmaxAttention)]
 IN_HEADS = [None, *(name for name in menu("position") if acts_in_heads(name))]
 B, E = 2, 7
 

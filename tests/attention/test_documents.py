@@ -8,17 +8,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 from broken_layers import Mixer
-from building import CONTRACT, build_attention, build_gpt, mechanism_of, menu
-from contract import E, T, assert_same, draw, overrides_of, with_maps
+from building import CONTRACT, build_attention, build_gpt, class_of, mechanism_of, menu
+from contract import E, T, assert_agree, assert_same, draw, overrides_of, with_maps
 from torch import Tensor
 
-from gptattn.attention import Attention, Shared
+from gptattn.attention import Shared
 from gptattn.attention.foreign import ForeignAttention
 from gptattn.position import Documents
 
-# Rows of several documents, of one, and of as many as there are tokens.
-LENGTHS = ((4, 7), (11,), (1, 1, 2, 6, 1), (1,) * 11)
-APART = [name for name in CONTRACT if build_attention(name).keeps_documents]
+APART = [name for name in CONTRACT if class_of("attn", mechanism_of(name)).keeps_documents]
 
 
 def numbers(rows: Sequence[Sequence[int]]) -> Tensor:
@@ -38,23 +36,6 @@ def joined(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.stack([torch.cat([next(left)[0] for _ in row]) for row in rows])
 
 
-def assert_apart(
-    attention: Attention, rows: Sequence[Sequence[int]], d_in: int = E, atol: float = 1e-11
-) -> None:
-    """Outputs and gradients, of inputs and of weights, are those of documents in rows alone."""
-    attention.double()
-    x = draw(len(rows), sum(rows[0]), d_in).requires_grad_()
-    together = attention(x, None, Shared(Documents.numbered(numbers(rows))))
-    alone = joined([attention(part) for part in documents(x, rows)], rows)
-    assert_same(together, alone, atol)
-    upstream, of = torch.randn_like(alone), [x, *attention.parameters()]
-    found, expected = (
-        torch.autograd.grad(y, of, upstream, allow_unused=True) for y in (together, alone)
-    )
-    assert found[0] is not None
-    assert_same(found, expected, atol * 10)
-
-
 def test_what_does_not_keep_documents_apart_refuses_them():
     attention = ForeignAttention(Mixer(E, E), E, E, T)
     shared = Shared(Documents.numbered(numbers([(4, 7)])))
@@ -72,20 +53,14 @@ PLACES = [
 @pytest.mark.parametrize(("variant", "position"), PLACES)
 def test_a_model_keeps_documents_apart_with_every_position_encoding(variant, position):
     model = build_gpt(*overrides_of(variant, position), std=0.3).double()
-    rows = LENGTHS[:3]
+    rows = ((4, 7), (11,), (1, 1, 2, 6, 1))
     ids, targets = torch.randint(13, (2, len(rows), T))
-    found = model.hidden(ids, documents_BT=numbers(rows))
-    expected = joined([model.hidden(part) for part in documents(ids, rows)], rows)
-    assert_same(found, expected, 1e-10)
     losses = [
         model.loss(part, own) * own.numel()
         for part, own in zip(documents(ids, rows), documents(targets, rows), strict=True)
     ]
     mean = torch.stack(losses).sum() / ids.numel()
-    loss, of = model.loss(ids, targets, numbers(rows)), [*model.parameters()]
-    assert_same(loss, mean, 1e-11)
-    found, expected = (torch.autograd.grad(y, of, allow_unused=True) for y in (loss, mean))
-    assert_same(found, expected, 1e-10)
+    assert_agree(model.loss(ids, targets, numbers(rows)), mean, [*model.parameters()], 1e-11)
 
 
 LONG = ((300,), (299, 1), (7, 150, 143), (130,) * 2 + (40,), (1,) * 10 + (290,))
@@ -96,7 +71,11 @@ WIDE = {"d_in": 8, "d_out": 8, "num_heads": 2, "context_length": 300}
 @pytest.mark.parametrize("variant", ["mha", "gqa+forget", "differential"])
 def test_rows_of_many_blocks_keep_documents_apart(variant, window):
     sizes = WIDE | ({"num_kv_heads": 1} if mechanism_of(variant) == "gqa" else {})
-    assert_apart(build_attention(variant, **sizes, window=window), LONG, 8)
+    attention = build_attention(variant, **sizes, window=window).double()
+    x = draw(len(LONG), 300, 8).requires_grad_()
+    together = attention(x, None, Shared(Documents.numbered(numbers(LONG))))
+    alone = joined([attention(part) for part in documents(x, LONG)], LONG)
+    assert_agree(together, alone, [x, *attention.parameters()], atol=1e-11)
 
 
 @pytest.mark.parametrize("variant", APART)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import build_attention, takes
+from building import build_attention, class_of, slow_but, takes
 from support import refuses
 from torch import Tensor
 
@@ -18,13 +18,7 @@ RULES = {
     "window and sink": Rule(0.3, window=37, sink_H=SINK_H),
     "all": Rule(0.3, 37, 0.8, None, SINK_H, Decay(C_BHT, C_BHT)),
 }
-EVERY_RULE = pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(rule, id=name, marks=() if name == "all" else pytest.mark.slow)
-        for name, rule in RULES.items()
-    ],
-)
+EVERY_RULE = pytest.mark.parametrize("name", slow_but({"all"}, [*RULES]))
 
 
 def draw(device: str = "cpu") -> list[Tensor]:
@@ -34,8 +28,8 @@ def draw(device: str = "cpu") -> list[Tensor]:
 @EVERY_RULE
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 @torch.no_grad()
-def test_flex_is_the_reference_in_outputs(rule):
-    q, k, v = draw()
+def test_flex_is_the_reference_in_outputs(name):
+    rule, (q, k, v) = RULES[name], draw()
     expected = attend(q, k, v, rule, backend="reference")
     y = attend(q, k, v, rule, backend="flex")
     torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)
@@ -52,7 +46,8 @@ def test_flex_is_the_reference_in_outputs(rule):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="its backward needs CUDA")
 @pytest.mark.filterwarnings("ignore:.*(torch.jit.script_method|The .grad attribute)")  # of torch
 @EVERY_RULE
-def test_flex_is_the_reference_in_gradients(rule):
+def test_flex_is_the_reference_in_gradients(name):
+    rule = RULES[name]
     inputs = [x.requires_grad_() for x in draw("cuda")]
     sink_H, c = SINK_H.cuda().requires_grad_(), C_BHT.cuda().requires_grad_()
     decay = None if rule.decay is None else Decay(c, c)
@@ -78,7 +73,7 @@ def test_what_flex_cannot_do_is_refused_in_one_line():
 
 
 def test_flex_is_refused_when_a_layer_is_built_without_a_gpu_or_with_dropout(variant, monkeypatch):
-    if not takes(variant, "backend") or not isinstance(build_attention(variant), SoftmaxAttention):
+    if not takes(variant, "backend") or not issubclass(class_of("attn", variant), SoftmaxAttention):
         pytest.skip("has no such backend")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refuses("*: CUDA"):

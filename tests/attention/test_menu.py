@@ -48,7 +48,7 @@ def test_a_class_of_the_menu_is_imported_from_the_package_and_counts_as_its_own_
 @pytest.mark.parametrize("model", slow_but({"tiny", "gpt2_small"}, menu("model")))
 def test_defaults_that_are_ranks_fit_every_model(model, name):
     with torch.device("meta"):
-        sizes = [f"model={model}", "position=rope", "trainer=cpu", f"attn={name}"]
+        sizes = [f"model={model}", "position=rope", f"attn={name}"]
         layer = build_model(settings(*sizes), vocab_size=256).layers()[0].attention
     assert layer.new_cache(1, 1).nbytes < 4 * 2 * layer.d_out  # less than mha's
 

@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-from building import build_gpt
+from building import build_gpt, settings
 from support import refuses
 
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.build.model import build_model
 from gptattn.model.cost import count_parameters
-from gptattn.settings.compose import settings
 
 
 def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
@@ -25,8 +24,7 @@ def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
 
 def of_gpt2_small(*overrides: str) -> Any:
     with torch.device("meta"):
-        own = ["model=gpt2_small", "trainer=cpu", "attn=mla", *overrides]
-        return build_model(settings(own), vocab_size=256)
+        return build_model(settings("model=gpt2_small", "attn=mla", *overrides), vocab_size=256)
 
 
 def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
