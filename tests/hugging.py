@@ -116,8 +116,9 @@ def assert_agreement(
     y, expected, shared = x, x, Shared(range(T))
     for one, call in zip(mine, theirs, strict=True):
         normed = rms_norm(expected, [width])
-        assert_near(one(normed), call(normed))  # by layer, and then all of them
-        y, expected = y + one(rms_norm(y, [width]), None, shared), expected + call(normed)
+        wanted = call(normed)
+        assert_near(one(normed), wanted)  # by layer, and then all of them
+        y, expected = y + one(rms_norm(y, [width]), None, shared), expected + wanted
     assert_near(y, expected)
     upstream = torch.randn_like(y)
     pairs = [pair for pair in pairs if pair.learns]

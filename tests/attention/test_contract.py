@@ -41,8 +41,7 @@ def test_an_output_depends_on_its_own_token_and_the_past_and_on_no_future_token(
 
 @pytest.mark.parametrize("length", [1, T])
 def test_sdpa_matches_the_reference_in_outputs_and_gradients(variant, length):
-    reference = build_attention(variant, backend="reference").double()
-    sdpa = build_attention(variant, backend="sdpa").double()
+    reference, sdpa = (build_attention(variant, backend=b).double() for b in ("reference", "sdpa"))
     sdpa.load_state_dict(reference.state_dict())
     x, upstream = draw(B, length, E).requires_grad_(), draw(B, length, E)
     expected = outputs_and_gradients(reference, x, upstream)
@@ -52,14 +51,11 @@ def test_sdpa_matches_the_reference_in_outputs_and_gradients(variant, length):
 def test_dropout_acts_in_training_only(variant):
     if not takes(variant, "dropout"):
         pytest.skip("has no dropout")
-    plain = build_attention(variant).double()
-    dropping = build_attention(variant, dropout=0.4).double()
+    plain, dropping = (build_attention(variant, dropout=p).double() for p in (0.0, 0.4))
     dropping.load_state_dict(plain.state_dict())
     x = draw(B, T, E)
-    dropping.train()
     assert not torch.allclose(dropping(x), dropping(x))
-    dropping.eval()
-    assert_same(dropping(x), plain(x))
+    assert_same(dropping.eval()(x), plain(x))
 
 
 def test_dropout_acts_on_weights_alone(variant):

@@ -1,4 +1,4 @@
-"""Differential attention: its start, sizes and dropout; test_recipes.py has it as released."""
+"""Differential attention: its start and dropout; test_recipes.py has it as released."""
 
 import math
 
@@ -20,14 +20,6 @@ def test_weights_are_drawn_as_in_the_paper():
         assert drawn.std().item() == pytest.approx(0.1, rel=0.15)
         assert torch.equal(attention.norm_gain, torch.ones(200))
         assert attention.lambda0 == pytest.approx(0.8 - 0.6 * math.exp(-0.3 * layer))
-
-
-def test_parameters_and_cache_are_multi_head_attentions_but_for_lambda_and_the_norm():
-    attention = DifferentialAttention(768, 768, 1024, 12)
-    assert sum(p.numel() for p in attention.parameters()) == 2_360_064 + 4 * 64 + 2 * 64
-    assert attention.half().new_cache(1, 1).nbytes == 3072
-    grouped = DifferentialAttention(768, 768, 1024, 12, num_kv_heads=4)
-    assert grouped.half().new_cache(1, 1).nbytes == 1024
 
 
 def test_dropout_drops_each_of_the_two_softmaxes():

@@ -47,16 +47,9 @@ def test_self_attention_gives_the_printed_numbers_in_both_forms():
 @BACKENDS
 def test_the_wrapper_gives_the_printed_numbers(backend):
     expected = case("wrapper, two heads of width 2 side by side, no output projection")["output"]
+    sizes = {"d_in": 3, "d_out": 4, "context_length": 6, "num_heads": 2}
     torch.manual_seed(123)
-    wrapper = MultiHeadAttentionWrapper(
-        d_in=3,
-        d_out=4,
-        context_length=6,
-        num_heads=2,
-        dropout=0.0,
-        out_proj=False,
-        backend=backend,
-    )
+    wrapper = MultiHeadAttentionWrapper(**sizes, out_proj=False, backend=backend)
     assert_printed(wrapper(BATCH), [expected, expected])
 
 
@@ -75,7 +68,7 @@ def test_split_attention_gives_the_printed_numbers(backend):
 def test_the_single_causal_head_gives_the_printed_numbers(backend):
     torch.manual_seed(123)
     x = torch.randn(2, 5, 4)
-    head = CausalAttention(d_in=4, d_out=4, context_length=5, dropout=0.0, backend=backend)
+    head = CausalAttention(d_in=4, d_out=4, context_length=5, backend=backend)
     assert_printed(head(x), case("single causal head")["output"])
 
 

@@ -4,25 +4,26 @@ import inspect
 
 import pytest
 import torch
-from building import chosen, menu, settings, slow_but
+from building import CONTRACT, chosen, class_of, menu, read_file, settings, slow_but
 from support import losses, train
 
 import gptattn.attention
 from gptattn.build.model import build_model
 from gptattn.machine.device import missing_compiler
 from gptattn.machine.source_code import hash_code
-from gptattn.settings.construct import find_target
 
-of_the_menu = pytest.mark.parametrize(
+
+@pytest.mark.parametrize(
     ("group", "name"), [(group, name) for group in ("attn", "part") for name in menu(group)]
 )
-
-
-@of_the_menu
-def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(group, name):
-    made = settings(f"{group}={name}")
-    spec = dict(made.attn if group == "attn" else made.part[name])
-    target = find_target(group, spec, [])
+def test_a_file_has_the_defaults_of_a_class_that_the_package_exports(group, name):
+    spec, target = read_file(group, name), class_of(group, name)
+    assert getattr(gptattn.attention, target.__name__) is target
+    assert target.__name__ in dir(gptattn.attention)
+    # Its code counts as its own file, however it is imported.
+    own = hash_code([f"{target.__module__}.{target.__name__}"])
+    assert hash_code([f"gptattn.attention.{target.__name__}"]) == own
+    assert target.__module__ in own
     del spec["_target_"]
     defaults = {}
     for of in reversed(target.__mro__):  # `**common` passes on what a base class takes
@@ -31,17 +32,6 @@ def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(group, name):
     differing = {key for key, value in spec.items() if value != defaults[key]}
     # A file beside that of its class is the same mechanism with another number.
     assert len(differing) == (not target.__module__.endswith(f".{name}"))
-
-
-@of_the_menu
-def test_a_class_of_the_menu_is_imported_from_the_package_and_counts_as_its_own_file(group, name):
-    made = settings(f"{group}={name}")
-    target = find_target(group, made.attn if group == "attn" else made.part[name], [])
-    assert getattr(gptattn.attention, target.__name__) is target
-    assert target.__name__ in dir(gptattn.attention)
-    own = hash_code([f"{target.__module__}.{target.__name__}"])
-    assert hash_code([f"gptattn.attention.{target.__name__}"]) == own
-    assert target.__module__ in own
 
 
 @pytest.mark.parametrize("name", ["mla", "tpa"])
@@ -53,15 +43,12 @@ def test_defaults_that_are_ranks_fit_every_model(model, name):
     assert layer.new_cache(1, 1).nbytes < 4 * 2 * layer.d_out  # less than mha's
 
 
-VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
-
-
 # Warnings of torch's own, in compiling.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler")
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", CONTRACT)
 def test_compiled_training_has_the_losses_of_eager_training(variant, tmp_path):
     own = [*chosen(variant), "model.num_layers=2"]
     (_, eager), (_, compiled) = (

@@ -1,6 +1,7 @@
 """ALiBi against transformers' class, and forgetting attention against the paper in a loop."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -43,29 +44,19 @@ def test_alibi_is_blooms_also_where_heads_are_no_power_of_two(heads):
     assert_agreement([mine], [call], pairs)
 
 
-def forgetting(x: Tensor, mine, part: Forget) -> Tensor:
+def forgetting(x: Tensor, mine: GroupedQueryAttention, part: Forget) -> Tensor:
     """The paper's formula, one query at a time: o_i = sum_j w_ij v_j, w_i = softmax(q k + d_i)."""
-    weight, bias = part.W_forget.weight, part.W_forget.bias
+    q_BTHD, k_BTGD, v_BTGD = (
+        layer(x).unflatten(-1, (-1, D)) for layer in (mine.W_query, mine.W_key, mine.W_value)
+    )
+    f_BTH = 1 / (1 + torch.exp(-(x @ part.W_forget.weight.T + part.W_forget.bias)))
     y = []
-    for b in range(B):
-        for i in range(T):
-            for h in range(H):
-                g = h // (H // G)
-                own, shared = slice(h * D, h * D + D), slice(g * D, g * D + D)
-                q = mine.W_query.weight[own] @ x[b, i]
-                score, values = [], []
-                for j in range(i + 1):
-                    k = mine.W_key.weight[shared] @ x[b, j]
-                    d = torch.zeros((), dtype=torch.float64)
-                    for l in range(j + 1, i + 1):  # noqa: E741
-                        f = 1 / (1 + torch.exp(-(weight[h] @ x[b, l] + bias[h])))
-                        d = d + torch.log(f)
-                    score.append(q @ k / math.sqrt(D) + d)
-                    values.append(mine.W_value.weight[shared] @ x[b, j])
-                e = torch.exp(torch.stack(score))
-                y.append(e @ torch.stack(values) / e.sum())
-    heads = torch.stack(y).view(B, T, H * D)
-    return heads @ mine.out_proj.weight.T
+    for b, i, h in product(range(B), range(T), range(H)):
+        g = h // (H // G)
+        d = torch.stack([f_BTH[b, j + 1 : i + 1, h].log().sum() for j in range(i + 1)])
+        e = torch.exp(k_BTGD[b, : i + 1, g] @ q_BTHD[b, i, h] / math.sqrt(D) + d)
+        y.append(e @ v_BTGD[b, : i + 1, g] / e.sum())
+    return torch.stack(y).view(B, T, H * D) @ mine.out_proj.weight.T
 
 
 def test_forgetting_attention_is_the_papers_formula():

@@ -1,6 +1,6 @@
 """The two recurrences in chunks against their definition for one token, in both kinds of decay.
 
-Also what the mechanisms cost that keep such a state; test_recipes.py has them as released.
+The mechanisms with such a state are in test_recipes.py, as released, and in test_costs.py.
 """
 
 import pytest
@@ -9,7 +9,6 @@ from contract import assert_agree, assert_same, draw
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from gptattn.attention import GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2
 from gptattn.attention.recurrence import chunked_delta, chunked_linear, count_flops, step
 
 B, H, D, V = 2, 6, 5, 7
@@ -103,27 +102,3 @@ def test_flops_are_the_products_and_the_solve_of_the_chunks(delta, channels, tok
         uncounted += N * 2 * D * (1 + delta) * (1 << (C - 1).bit_length())
     counted = count_flops(tokens, chunk, H, D, V, delta=delta, channels=channels)
     assert B * (counted - H * uncounted) == products.get_total_flops()
-
-
-def test_parameters_are_those_of_the_docstrings():
-    d, H, D, N = 768, 12, 64, 128
-    with torch.device("meta"):
-        made = [kind(d, d, 1024, H) for kind in (KimiDeltaAttention, LightningAttention, Mamba2)]
-    assert [sum(p.numel() for p in one.parameters()) for one in made] == [
-        4 * d * d + 4 * d * D + d * H + 3 * d * 4 + d + H + D + d,
-        5 * d * d + d + d,
-        6 * d * d + 2 * d * (N + H) + (2 * d + 2 * N) * 5 + 6 * H + 2 * d + d,
-    ]
-    assert [one.flops(1, 1000) for one in made] == [
-        7 * H * D * D,
-        5 * H * D * D,
-        5 * 2 * H * N * D,
-    ]
-
-
-@pytest.mark.parametrize("kind", [GatedDeltaNet, KimiDeltaAttention, LightningAttention, Mamba2])
-def test_the_state_is_constant_and_in_float32_or_wider(kind):
-    made = kind(60, 60, 10_000, 6).bfloat16()
-    few, many = made.new_cache(3, 1), made.new_cache(3, 10_000)
-    assert few.nbytes == many.nbytes
-    assert few.tensors["state"].dtype == torch.float32

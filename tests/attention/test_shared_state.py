@@ -6,7 +6,6 @@ from building import build_gpt, chosen, through_cache
 from contract import assert_agree, assert_same
 from torch import Tensor
 
-from gptattn.attention.variants.cross_layer import CrossLayerAttention
 from gptattn.decode.generate import pad_left
 from gptattn.model.gpt import GPT
 
@@ -83,13 +82,6 @@ def test_every_part_acts_in_layers_that_reuse_with_caches_windows_and_padding():
         y = through_cache(model, padded, model.new_cache(3, padding_B=padding), [2, 5, 1])
         for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
             assert_same(y[row, pad:], model(prompt[None])[0])
-
-
-def test_what_a_layer_that_reuses_does_not_have_costs_nothing():
-    layers = [CrossLayerAttention(768, 768, 1024, 12, layer=number).half() for number in range(3)]
-    counts = [sum(p.numel() for p in layer.parameters()) for layer in layers]
-    assert counts == [1_278_720, 1_278_720 - 2 * 768 * 64, 1_278_720]
-    assert [layer.new_cache(1, 1).nbytes for layer in layers] == [256, 0, 256]
 
 
 def test_both_numbers_of_each_layer_but_the_first_start_at_a_half_and_the_cache_stays():

@@ -88,7 +88,7 @@ def test_compiled_blocks_train_as_eager_ones(block, apart):
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = build_gpt(*SIZES, block, std=0.1)
+        model = build_gpt(*SIZES, block, "model.num_layers=1", std=0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for layer in model.layers() if compiled else []:
             layer.compile(backend="aot_eager")

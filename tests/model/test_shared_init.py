@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from gptattn.model.shared_init import DrawnByName
 SIZES = ("model.d_model=48", "model.num_heads=4", "model.num_layers=2", "model.context_length=8")
 
 
+@cache
 def weights(
     *overrides: str, seed: int = 3, drawn: int = 0, shared: bool = True
 ) -> dict[str, Tensor]:
