@@ -1,4 +1,4 @@
-"""Latent attention: which of its forms is taken, and its parts; test_recipes.py has it as released."""
+"""Latent attention: the form that it takes, and its parts; test_recipes.py has it as released."""
 
 from building import build_gpt
 from support import refuses
