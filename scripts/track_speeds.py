@@ -16,7 +16,7 @@ import torch
 from measuring.rounds import interleave, ratio, set_threads, spread, timed
 from torch import Tensor
 
-from gptattn.build.model import build_matrix_rule, build_model
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
@@ -34,9 +34,9 @@ def build(entry: Entry, experiment: str) -> tuple[LanguageModel, Tensor]:
     first, *rest = entry.name.split()
     typed = [first if "=" in first else f"attn={first}", *rest]
     cfg = settings([f"experiment={experiment}", f"budget.steps={entry.steps}", *typed])
-    cfg = preflight(cfg).cfg
-    model, matrices = build_model(cfg, VOCABULARY), build_matrix_rule(cfg)
-    module = LanguageModel(model, cfg, lambda _: 0.0, val_bytes=1, matrices=matrices)
+    ready = preflight(cfg)
+    cfg, model = ready.cfg, build_model(ready.cfg, VOCABULARY)
+    module = LanguageModel(model, cfg, ready.data, lambda _: 0.0, ready.matrices)
     return module, torch.randint(VOCABULARY, (cfg.batch_size, cfg.model.context_length))
 
 

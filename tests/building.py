@@ -144,7 +144,7 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     YAML. A mechanism that does not call `attend` ignores the backends `reference` and `sdpa`.
     """
     cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
-    shared = shared_arguments(cfg.model, cfg.block) | {
+    shared = shared_arguments(cfg) | {
         "position": None,
         "layer": 0,
         "backend": "sdpa",

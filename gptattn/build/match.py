@@ -4,22 +4,17 @@
 Costs come from `measure_cost` on the meta device, never from a second formula.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from gptattn.build.model import build_model, choose_mlp_width
 from gptattn.errors import ConfigError
-from gptattn.model.cost import Cost, measure_cost
+from gptattn.model.cost import measure_cost
 from gptattn.settings.config import Spec, TrainConfig
 
 TOLERANCE = 1e-2  # relative
-FIGURES: dict[str, Callable[[Cost], float | None]] = {
-    "params": lambda cost: cost.params,
-    "flops": lambda cost: cost.flops_per_token,
-    "kv_cache": lambda cost: cost.kv_bytes_per_token,
-}
+FIGURES = {"params": "params", "flops": "flops_per_token", "kv_cache": "kv_bytes_per_token"}
 # The new settings, the name of the one that has changed, and its values before and after.
 Change = tuple[TrainConfig, str, float | None, float | None]
 
@@ -65,7 +60,7 @@ def describe_match(made: Spec) -> str:
 def _measure_figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:
     """Return the figure that `cfg` matches, of the model of the settings `of`."""
     with torch.device("meta"):
-        figure = FIGURES[cfg.match](measure_cost(build_model(of, vocab_size)))
+        figure = getattr(measure_cost(build_model(of, vocab_size)), FIGURES[cfg.match])
     if figure is None:
         raise ConfigError("match", f"{of.variant} has no cache that could be matched")
     return figure
@@ -100,14 +95,17 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
         "key_rank": (heads, 1),
         "window": (context, 1),
     }
-    reached: dict[float, str] = {}
+    own = _measure_figure(cfg, cfg, vocab_size)
+    if own == target:
+        return cfg, "nothing", None, None
+    reached = {own: f"{own:,.0f} as it is"}
     for field, (most, step) in ranges.items():
         before = cfg.attn.get(field)
         if field == "num_kv_heads" and field in cfg.attn and before is None:
             before = heads
         if before is None:  # a window that is null stays so: one would make another mechanism
             continue
-        for value in [before, *(n for n in range(step, most + 1, step) if n != before)]:
+        for value in range(step, most + 1, step):
             new = replace(cfg, attn=cfg.attn | {field: value})
             try:
                 found = _measure_figure(cfg, new, vocab_size)
@@ -116,15 +114,9 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
             if found == target:
                 return new, f"attn.{field}", before, value
             reached.setdefault(found, f"{found:,.0f} with {field}={value}")
-    own = _measure_figure(cfg, cfg, vocab_size)
-    if own == target:
-        return cfg, "nothing", None, None
     near = sorted(reached, key=lambda found: abs(found - target))[:2]
-    can = f"the nearest are {' and '.join(reached[found] for found in near)}"
-    if not reached:
-        can = f"it has {own:,.0f}, and none of {', '.join(ranges)} to change"
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "
-        f"{can}",
+        f"the nearest are {' and '.join(reached[found] for found in near)}",
     )

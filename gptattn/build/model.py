@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import cycle
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -18,7 +19,6 @@ from gptattn.position.base import HeadPosition, InputPosition
 from gptattn.settings.compose import settings
 from gptattn.settings.config import (
     MASK_DOCUMENTS,
-    BlockConfig,
     ModelConfig,
     Spec,
     TrainConfig,
@@ -90,16 +90,13 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             "tokens without them; use position=none, position=learned or position=sinusoidal",
         )
     attentions = [one.attention for one in built.layers()]
-    modules = [named for attention in attentions for named in attention.named_modules()]
-    taken = {name.rpartition(".")[2] for name, module in modules if isinstance(module, Part)}
-    unused = [name for name in chosen_parts if name not in taken]
+    taken = [list_parts(attention) for attention in attentions]
+    unused = [name for name in chosen_parts if not any(name in parts for parts in taken)]
     if unused:
         raise ConfigError(
             "part",
             f"{chosen} keeps no keys and values of each head that a part could change, so it "
-            f"cannot take {', '.join(unused)}; leave "
-            f"{'part' if len(unused) == len(chosen_parts) else 'that'} out, or take another "
-            "attention",
+            f"cannot take {', '.join(unused)}; leave that out, or take another attention",
         )
     for layer, attention in enumerate(attentions):
         for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():
@@ -162,19 +159,19 @@ def build_layers(
 def describe_missing_parts(cfg: TrainConfig, model: GPT) -> list[str]:
     """Return a line for each part chosen for all layers that some kinds of layers do not take."""
     lines = []
-    kinds = cycle(cfg.pattern or ["all"])  # without a pattern, a part that is not taken is refused
-    layers = [*zip(kinds, (block.attention for block in model.layers()), strict=False)]
+    kinds = dict.fromkeys(cfg.pattern or ())  # without one, a part that is not taken is refused
+    layers = [*zip(cycle(cfg.pattern or ()), model.layers(), strict=False)]
     for name in cfg.part:
-        has = {kind for kind, layer in layers if _has_part(layer, name)}
-        without = [kind for kind in dict.fromkeys(kind for kind, _ in layers) if kind not in has]
-        if without:
-            lines.append(f"part={name}: left out of {', '.join(without)}, which cannot take it")
+        has = {kind for kind, block in layers if name in list_parts(block.attention)}
+        if without := ", ".join(kind for kind in kinds if kind not in has):
+            lines.append(f"part={name}: left out of {without}, which cannot take it")
     return lines
 
 
-def _has_part(layer: nn.Module, name: str) -> bool:
-    named = layer.named_modules()
-    return any(isinstance(m, Part) and path.rpartition(".")[2] == name for path, m in named)
+def list_parts(attention: nn.Module) -> set[str]:
+    """Return the names of the parts in this attention."""
+    named = attention.named_modules()
+    return {path.rpartition(".")[2] for path, module in named if isinstance(module, Part)}
 
 
 def build_layer(
@@ -209,7 +206,7 @@ def build_layer(
         if kind not in encodings:
             encodings[kind] = build_position(cfg, chosen, heads)
         position = encodings[kind]
-    shared = shared_arguments(cfg.model, cfg.block) | {"position": position, "layer": layer}
+    shared = shared_arguments(cfg) | {"position": position, "layer": layer}
     made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
     sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
     if not isinstance(made, Attention) and position is not None and position.decays:
@@ -285,14 +282,12 @@ def add_parts(
                 attention.add_part(name, part)
 
 
-def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
+def shared_arguments(cfg: TrainConfig) -> dict[str, Any]:
     """Return the arguments that an attention gets, beside its YAML's keys, if it declares them.
 
     It can also declare `position`, a HeadPosition or None, and `layer`, counted from 0.
     """
-    groups = {"model": model, "block": block}
-    names = {argument: setting.split(".") for argument, setting in FILLED_BY.items()}
-    return {argument: getattr(groups[group], name) for argument, (group, name) in names.items()}
+    return {argument: attrgetter(setting)(cfg) for argument, setting in FILLED_BY.items()}
 
 
 def name_position(cfg: TrainConfig) -> str:

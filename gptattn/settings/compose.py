@@ -31,7 +31,6 @@ OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger", "tr
 COMMAND = ("resume", "run_dir", "allow_targets")
 # Not kept among what was typed, from which rows are named and commands for more seeds are made.
 OF_ONE_RUN = ("seed", "run_dir", "sweep.beside_others")
-UNKNOWN = object()  # equals no value
 
 
 # Hydra refuses a name that the files in conf/ do not have, but not in these groups.
@@ -149,7 +148,7 @@ def resume_settings(
             # The command that started the run, with resume= added, names nothing new.
             given = override.input_line in recorded.overrides
             value = OmegaConf.select(cfg, key)
-            if not given and OmegaConf.select(node, key, default=UNKNOWN) != value:
+            if not given and OmegaConf.select(node, key) != value:
                 raise ConfigError(
                     key, "is fixed once a run has begun; leave it out, or start a new run"
                 )

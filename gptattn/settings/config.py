@@ -314,19 +314,13 @@ def check(cfg: TrainConfig) -> None:
         raise ConfigError(
             "name", f"is empty, too long or not printable; give 1 to {LONGEST_NAME} characters"
         )
-    if cfg.batch_size % cfg.accumulate:
-        raise ConfigError(
-            "accumulate",
-            f"{cfg.accumulate} does not divide batch_size={cfg.batch_size}; "
-            f"one of {[n for n in range(1, cfg.batch_size + 1) if cfg.batch_size % n == 0]}",
-        )
     shares = cfg.trainer.processes * cfg.accumulate
     if cfg.batch_size % shares:
         raise ConfigError(
             "batch_size",
-            f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
-            f"processes (trainer.devices * trainer.num_nodes) with accumulate={cfg.accumulate}; "
-            f"give a multiple of {shares}",
+            f"{cfg.batch_size} sequences do not divide evenly among accumulate={cfg.accumulate} "
+            f"micro-batches of {cfg.trainer.processes} processes (trainer.devices * "
+            f"trainer.num_nodes); give a multiple of {shares}",
         )
     given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
     if len(given) > 1:

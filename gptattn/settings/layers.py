@@ -143,12 +143,10 @@ def _read_layer(
             str(one): (choice[one] or {}) if isinstance(choice, dict) else {} for one in names
         }
         if group != "part" and len(chosen[group]) != 1:
-            first, *others = chosen[group] or ["none"]
-            named = " and ".join([first, *others])
-            wanted = f"give {field}.{group}=NAME"
-            if others:
-                wanted = f"give {field}.{group}={others[-1]}, or settings of {first} alone"
-            raise ConfigError(f"{field}.{group}", f"takes one name, not {named}; {wanted}")
+            given = " and ".join(chosen[group]) or "none"
+            raise ConfigError(
+                f"{field}.{group}", f"takes one name, not {given}; give {field}.{group}=NAME"
+            )
     found = read_files(field, {group: [*own] for group, own in chosen.items()}, cfg, folders)
     for group, own in chosen.items():
         for one, settings in own.items():

@@ -96,11 +96,4 @@ def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
             own.append(name)
     if not own:
         return error
-    said = f"{typed[own[0]]} does not go with {field}: {error.message}"
-    divides = re.match(r"(\w+)=(\d+) must divide (\w+)=(\d+)", error.message)
-    if divides is not None and own[0] == SETTING_OF.get(divides[3]):
-        divisor, number = int(divides[2]), int(divides[4])
-        below = number // divisor * divisor
-        near = [str(one) for one in (below, below + divisor) if one]
-        said = f"{number} is not a multiple of {field}={divisor}; give {' or '.join(near)}"
-    return type(error)(own[0], said)
+    return type(error)(own[0], f"{typed[own[0]]} does not go with {field}: {error.message}")

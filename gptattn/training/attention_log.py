@@ -28,9 +28,6 @@ class AttentionLog(L.Callback):
         self.board, self.heads = board, ready.cfg.log_heads
         context = ready.cfg.model.context_length
         self.rows, self.documents = ready.data.opening(context, TOKENS)
-        rows, documents = ready.data.opening(context, MAP_TOKENS)
-        self.map_row = rows[:1, :MAP_TOKENS]
-        self.map_documents = None if documents is None else documents[:1, :MAP_TOKENS]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         model = pl_module.model
@@ -60,9 +57,10 @@ class AttentionLog(L.Callback):
 
         was_training = model.training
         model.eval()
-        held = (self.map_row, self.map_documents)
-        row, documents = move_data_to_device(held, pl_module.device)
-        for layer, w_BHTS in model.each_attention(row, documents):
+        shown = [
+            one if one is None else one[:1, :MAP_TOKENS] for one in (self.rows, self.documents)
+        ]
+        for layer, w_BHTS in model.each_attention(*move_data_to_device(shown, pl_module.device)):
             image = draw_heads(w_BHTS[0].float().cpu().numpy())
             tag = f"val_attention/layer_{layer:02d}"
             self.board.experiment.add_image(tag, image, step, dataformats="HWC")

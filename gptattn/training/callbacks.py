@@ -5,18 +5,14 @@ Ctrl-C and other signals are handled in `checkpoints.py`, which saves the state.
 
 import faulthandler
 import math
-import re
 import time
 from statistics import mean, median
 from typing import Any
 
 import lightning.pytorch as L
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
@@ -26,21 +22,20 @@ from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import DTYPES, Ready
 from gptattn.training.record import Board, MetricsFile, log_row
 
-PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
-OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
+PROMPT_TOKENS = 16  # of the held-out text's beginning, the default prompt
 
 
 class StepClock(L.Callback):
     """Measures training time: from making a batch to the end of its optimizer step.
 
-    Validation, samples, logging and checkpoints do not count. With `compiled`, the seconds in the
+    Validation, samples, logging and checkpoints do not count. With `compile`, the seconds in the
     run's state leave out the first step, most of which is compilation. On a GPU, whose host runs
     ahead of it, the steps since the last `settle` share the time that they took. Must be the first
     of the callbacks.
     """
 
-    def __init__(self, ready: Ready, compiled: bool) -> None:
-        self._state, self._device, self._compiling = ready.state, ready.device, compiled
+    def __init__(self, ready: Ready) -> None:
+        self._state, self._device, self._compiling = ready.state, ready.device, ready.cfg.compile
         self._making = 0.0  # seconds of making the next step's batch
         self._start: float | None = None  # of the steps that are not settled yet
         self._ended = ready.state.step
@@ -123,7 +118,9 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._record(trainer, self.measure_end(pl_module))
+        steps = self.state.step_seconds
+        speed = self._speed_row(median(steps)) if steps else {}
+        self._record(trainer, speed | {MEMORY: peak_memory_mb(pl_module.device)})
 
     def _read_new(self, trainer: L.Trainer) -> dict[str, Tensor]:
         """Return what was logged since this was last called: Lightning keeps old values, too."""
@@ -193,14 +190,8 @@ class MetricRows(L.Callback):
         self.state.complete = row["progress/budget"] >= 1.0 or reached
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        if stage == "validate":  # without training there is no `on_train_end`
-            self._record(trainer, self.measure_end(pl_module))
-
-    def measure_end(self, module: LanguageModel) -> dict[str, float | None]:
-        """Return the final speed, from the median over all steps if there are any, and memory."""
-        steps = self.state.step_seconds
-        speed = self._speed_row(median(steps)) if steps else {}
-        return speed | {MEMORY: peak_memory_mb(module.device)}
+        if stage == "validate":  # a run of 0 steps has no `on_train_end`
+            self.on_train_end(trainer, pl_module)
 
 
 def read(value: Tensor) -> float | None:
@@ -215,9 +206,8 @@ class Samples(L.Callback):
     def __init__(self, ready: Ready, record: MetricsFile, board: Board) -> None:
         self.record, self.board = record, board
         self.tokenizer, self.cfg, self.seed = ready.data.tokenizer, ready.cfg.sample, ready.cfg.seed
-        self.prompt = np.empty(0, np.uint16)
         if self.cfg.tokens and self.cfg.prompt is None:
-            self.prompt = choose_prompt(ready.data)
+            self.prompt = ready.data.opening(PROMPT_TOKENS, PROMPT_TOKENS)[0][0].numpy()
         elif self.cfg.tokens:
             self.prompt = encode_prompt(self.tokenizer, str(self.cfg.prompt))
         self.text = ""
@@ -231,19 +221,6 @@ class Samples(L.Callback):
         )
         self.board.log_text("sample/text", self.text, trainer.global_step)
         self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
-
-
-def choose_prompt(data: RunData) -> NDArray[np.uint16]:
-    """Return the ids of the first whole words of the held-out text, at most three.
-
-    If there are none, the first `PROMPT_TOKENS` tokens.
-    """
-    ids = data.opening(OPENING_TOKENS, OPENING_TOKENS)[0][0].numpy()
-    text = data.tokenizer.decode(ids)
-    words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)
-    if words is None:
-        return ids[:PROMPT_TOKENS].astype(np.uint16)
-    return encode_prompt(data.tokenizer, words.group())
 
 
 class BudgetEnd(L.Callback):
@@ -300,14 +277,12 @@ class Hang(L.Callback):
     def __init__(self, limit: float) -> None:
         self.limit = limit
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
-    def on_validation_batch_start(self, *args: Any) -> None:
-        faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
-
-    def on_exception(self, *args: Any) -> None:
-        faulthandler.cancel_dump_traceback_later()
+    on_validation_batch_start = on_train_batch_start
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.cancel_dump_traceback_later()
+
+    on_exception = teardown

@@ -92,16 +92,12 @@ class ConsoleProgress(L.Callback):
             shown = Text(make_printable(self.samples.text))
             self.console.print(Panel(shown, title="sample", title_align="left"))
 
-    def on_train_end(self, *args: Any) -> None:
-        self._stop()
-
-    def on_exception(self, *args: Any) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    on_exception = on_train_end
 
 
 def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:

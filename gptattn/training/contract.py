@@ -6,7 +6,7 @@ leaks through detached statistics, expert choice, top-k before the mask, or mean
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,10 @@ CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts 
 _notes: dict[tuple[str, tuple[Any, ...]], list[str]] = {}
 
 
+class BrokenLayer(ConfigError):
+    """A layer that cannot be compared with others: it leaks, or its cache changes its outputs."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """A layer, behind the earlier ones whose state it shares."""
@@ -51,9 +55,9 @@ class Stack:
         parts = getattr(last, "parts", None)
         return "+".join([last.title, *(parts if isinstance(parts, nn.ModuleDict) else ())])
 
-
-class BrokenLayer(ConfigError):
-    """A layer that cannot be compared with others: it leaks, or its cache changes its outputs."""
+    def fail(self, what: str) -> BrokenLayer:
+        """Return the error about the last layer."""
+        return BrokenLayer(self.field, f"{self.title} {what}; checks=false trains it as it is")
 
 
 class CannotRun(Exception):
@@ -176,9 +180,6 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     for row, cut in enumerate(cuts, 1):
         changed[row, cut:] = torch.randn(T - cut, last.d_in, dtype=dtype)
 
-    def fail(what: str) -> BrokenLayer:
-        return BrokenLayer(stack.field, f"{stack.title} {what}; checks=false trains it as it is")
-
     notes = []
     for training in (True, False):
         modules.train(training)
@@ -189,13 +190,15 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
 
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
-            raise fail(f"gives NaN or infinity {mode} for finite x; look for a row without keys")
+            raise stack.fail(
+                f"gives NaN or infinity {mode} for finite x; look for a row without keys"
+            )
         if training:
-            notes += check_gradients(stack, y, own, fail)
+            notes += check_gradients(stack, y, own)
         with torch.no_grad():
             if differ(run(stack, x, seed=0 if training else 1), y, near).any():
                 random = "with numbers of its own" if training else "without self.training"
-                raise fail(
+                raise stack.fail(
                     f"gives another output for the same x {mode}: it keeps state between batches, "
                     f"or is random {random}; keep state in the cache alone"
                 )
@@ -203,7 +206,7 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
                 notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
             moved = differ(run(stack, changed), y, near)
             if moved[0].any():
-                raise fail(
+                raise stack.fail(
                     "mixes the rows of a batch: one changes with the others; let each output "
                     "depend on its own row alone"
                 )
@@ -216,12 +219,12 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
                 output = min(early)[0]
                 token = max(cut for first, cut in early if first == output)
                 which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
-                raise fail(
+                raise stack.fail(
                     f"is not causal: output {output} changes with {which}; mask the scores, or "
                     "shift what it reads, so that an output depends on no later token"
                 )
         if not training:
-            check_prefixes(stack, x[:2], y[:2], near, fail)
+            check_prefixes(stack, x[:2], y[:2], near)
     return notes
 
 
@@ -230,12 +233,7 @@ def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
     return ~((a - b).abs().amax(-1) <= near)
 
 
-def check_gradients(
-    stack: Stack,
-    y: Tensor,
-    own: Mapping[str, Sequence[Tensor]],
-    fail: Callable[[str], BrokenLayer],
-) -> list[str]:
+def check_gradients(stack: Stack, y: Tensor, own: Mapping[str, Sequence[Tensor]]) -> list[str]:
     """Check that all gradients are finite; return a note on parameters that have none.
 
     `own`: the layers' own losses, by name.
@@ -244,29 +242,33 @@ def check_gradients(
         loss = (y * torch.randn_like(y)).sum()
         (loss + sum(one for losses in own.values() for one in losses)).backward()
     except RuntimeError as error:
-        raise fail(f"cannot be trained: backward raises {type(error).__name__}: {error}") from error
+        raise stack.fail(
+            f"cannot be trained: backward raises {type(error).__name__}: {error}"
+        ) from error
     idle = []
     for name, parameter in stack.layers[-1].named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             idle.append(name.removeprefix("module."))
         elif parameter.grad is not None and not parameter.grad.isfinite().all():
-            raise fail(f"has a gradient that is not finite, of {name.removeprefix('module.')}")
+            raise stack.fail(
+                f"has a gradient that is not finite, of {name.removeprefix('module.')}"
+            )
     listed = ", ".join(idle)
     return [f"{stack.field}: {stack.title} does not use its {listed}"] if idle else []
 
 
-def check_prefixes(
-    stack: Stack, x: Tensor, y: Tensor, near: float, fail: Callable[[str], BrokenLayer]
-) -> None:
+def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
     """Check in evaluation mode that prefixes, and chunks through the cache, give the same y."""
     T = x.shape[1]
     with torch.no_grad():
         for tokens in (1, (T + 1) // 2):
             alone = run(stack, x[:, :tokens])
             if not alone.isfinite().all():
-                raise fail(f"gives NaN or infinity for {tokens} token{'s' * (tokens > 1)} alone")
+                raise stack.fail(
+                    f"gives NaN or infinity for {tokens} token{'s' * (tokens > 1)} alone"
+                )
             if differ(alone, y[:, :tokens], near).any():
-                raise fail(
+                raise stack.fail(
                     f"is not causal: the first {tokens} of {T} tokens give other outputs alone; "
                     "let an output depend on no number of later tokens"
                 )
@@ -275,7 +277,7 @@ def check_prefixes(
         for chunks in ([*singly, *middle], [(T + 1) // 2, T // 2]):
             wrong = differ(run(stack, x, chunks), y, near).any(0)
             if wrong.any():
-                raise fail(
+                raise stack.fail(
                     f"decodes otherwise than it reads: with its cache, output "
                     f"{int(wrong.nonzero()[0])} differs (chunks of {','.join(map(str, chunks))} "
                     "tokens); write every token's entries, and read those of all before it"

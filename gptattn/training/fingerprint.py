@@ -53,7 +53,6 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
     import lightning.pytorch as L
     from lightning.pytorch.callbacks import LambdaCallback
 
-    from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
 
     quiet_lightning()
@@ -75,8 +74,8 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
             module = LanguageModel(
                 model,
                 cfg,
+                data,
                 lambda step: budget.schedule(steps[step - 1], 0.0),
-                data.val_bytes,
                 build_matrix_rule(cfg),
             )
             losses: list[float] = []
@@ -100,7 +99,7 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
                 enable_progress_bar=False,
                 enable_model_summary=False,
             )
-            trainer.fit(module, datamodule=RunDataModule(data, cfg))
+            trainer.fit(module)
         finally:
             torch.set_default_dtype(torch.float32)
             torch.set_num_threads(threads)

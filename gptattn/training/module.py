@@ -1,7 +1,7 @@
-"""The LightningModule: loss, validation, optimizer and schedule of one language model."""
+"""The LightningModule: batches, loss, validation, optimizer and schedule of one language model."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning.pytorch as L
@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gptattn.data.sampler import Batch
+from gptattn.data.run_data import RunData
+from gptattn.data.sampler import Batch, TrainingStream, rows_of
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
@@ -23,11 +24,12 @@ class LanguageModel(L.LightningModule):
     """Trains a GPT on batches: ids, targets and, where they are kept apart, documents, [B, T] each.
 
     `schedule(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
-    (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
-    UTF-8 bytes of the scored validation tokens; None: the data is a task, some of whose targets are
-    IGNORED, and the accuracy on the others is logged. `matrices` updates the layers' matrices in
-    place of AdamW, if given. Raises NumericError if a loss or gradient is not finite: on a CPU
-    before the update; on a GPU when the next row is logged, since the host does not wait for it.
+    (counted from 1), so budgets in steps and in seconds follow the same curve. Of a task, some
+    targets are IGNORED, and the accuracy on the others is logged. `matrices` updates the layers'
+    matrices in place of AdamW, if given. `on_made` gets the seconds that each step's batch took.
+
+    Raises NumericError if a loss or gradient is not finite: on a CPU before the update; on a GPU
+    when the next row is logged, since the host does not wait for it.
 
     Several processes each get their rows of every batch, and agree on gradients and losses: a step
     is that of one process with all rows, but for the order of sums and the masks of dropout, which
@@ -38,20 +40,45 @@ class LanguageModel(L.LightningModule):
         self,
         model: GPT,
         cfg: TrainConfig,
+        data: RunData,
         schedule: Callable[[int], float],
-        val_bytes: int | None,
         matrices: MatrixRule | None,
+        on_made: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         super().__init__()
+        self.cfg, self.data, self.on_made = cfg, data, on_made
         self.model, self.optim, self.schedule = model, cfg.optim, schedule
         self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
-        self.val_bytes, self.matrices, self.seed = val_bytes, matrices, cfg.seed
+        self.val_bytes, self.matrices, self.seed = data.val_bytes, matrices, cfg.seed
         self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
         # Of the newest step; means over its micro-batches and all processes.
         self.losses: dict[str, Tensor] = {}
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
         self._trained = list(model.parameters())
+
+    def train_dataloader(self) -> Iterable[Batch]:
+        # A torch DataLoader would draw from the global generator, and move the masks of dropout.
+        # global_step counts the steps taken, so a resumed run starts with its next step's batch.
+        trainer, cfg = self.trainer, self.cfg
+        rows = rows_of(cfg.batch_size, cfg.accumulate, trainer.global_rank, trainer.world_size)
+
+        def batch(step: int) -> Batch:
+            sizes = cfg.batch_size, cfg.model.context_length
+            # Each process makes the whole batch, in milliseconds, and trains on its rows.
+            whole = self.data.training_batch(cfg.seed, step, *sizes)
+            return whole if trainer.world_size == 1 else tuple(part[rows] for part in whole)
+
+        return TrainingStream(batch, trainer.global_step, self.on_made, cfg.accumulate)
+
+    def val_dataloader(self) -> Iterable[Batch]:
+        rows = self.cfg.batch_size // self.cfg.accumulate
+        return self.data.validation(rows, self.cfg.model.context_length)
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Let a GPU copy from pinned memory, for which the host does not wait."""
+        on_gpu = self.device.type == "cuda"
+        return tuple(tensor.pin_memory() for tensor in batch) if on_gpu else batch
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW, and the rule of the layers' matrices, if there is one. Decay is on matrices only.
@@ -141,12 +168,11 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = nn.utils.get_total_norm(
             [p.grad for p in self._trained if p.grad is not None]
         )
-        if self.device.type != "cpu":
-            nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
-            return
-        self.check_finite()
-        # Not always: multiplying takes time even if nothing is to be clipped.
-        if self.grad_norm > self.optim.grad_clip:
+        on_cpu = self.device.type == "cpu"
+        if on_cpu:
+            self.check_finite()
+        # Multiplying takes time even if nothing is clipped; a GPU's host does not wait to know.
+        if not on_cpu or self.grad_norm > self.optim.grad_clip:
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
     def check_finite(self) -> None:

@@ -17,7 +17,7 @@ from gptattn.build.match import apply_match
 from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
 from gptattn.errors import ConfigError
-from gptattn.machine.device import resolve_device
+from gptattn.machine.device import missing_compiler, resolve_device
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
@@ -82,6 +82,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
         raise ConfigError(
             "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
         )
+    if cfg.compile and (lacking := missing_compiler(device)) is not None:
+        raise ConfigError("compile", f"needs a {lacking} compiler; install one, or give false")
     matrices = build_matrix_rule(cfg)
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)

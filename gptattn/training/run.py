@@ -21,11 +21,7 @@ from gptattn.build.model import build_model, describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import (
-    missing_compiler,
-    reset_peak_memory,
-    set_threads,
-)
+from gptattn.machine.device import reset_peak_memory, set_threads
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
@@ -158,10 +154,11 @@ def _train(ready: Ready, model: GPT, held: RunFolder, console: Console) -> dict[
         if FIRST:
             _begin_record(ready, held)
         _print_outline(ready, model, console)
-        compiled = _compile(ready, model, console)
+        for block in model.layers() if cfg.compile else ():
+            block.compile()  # in place: names in checkpoints stay, and all share the compiled code
         loggers = _open_loggers(ready, held, at_end) if FIRST else []
         try:
-            steps = _fit(ready, model, held, console, compiled, loggers)
+            steps = _fit(ready, model, held, console, loggers)
         except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
             if isinstance(ended.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from ended
@@ -244,28 +241,6 @@ def _print_outline(ready: Ready, model: GPT, console: Console) -> None:
     for line in describe_missing_parts(cfg, model):
         console.print(line, markup=False)
     console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
-    with_maps, layers = len(model.layers_with_maps()), len(model.layers())
-    if with_maps < layers:
-        console.print(
-            f"attention: {with_maps} of {layers} layers have weights to record; the others are "
-            "left out"
-        )
-
-
-def _compile(ready: Ready, model: GPT, console: Console) -> bool:
-    """Compile the blocks if the settings ask for it, and say whether they are."""
-    if not ready.cfg.compile:
-        return False
-    lacking = missing_compiler(ready.device)
-    if lacking is not None:
-        console.print(
-            f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
-        )
-        return False
-    # In place: names in checkpoints stay, and all blocks share the compiled code.
-    for block in model.layers():
-        block.compile()
-    return True
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":
@@ -293,49 +268,49 @@ def _fit(
     model: GPT,
     held: RunFolder,
     console: Console,
-    compiled: bool,
     loggers: "Sequence[Logger]",
 ) -> int:
     """Train the model, or validate it if the budget is 0 steps; return the steps it has had."""
     from gptattn.training.callbacks import BudgetEnd, StepClock
-    from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
 
-    cfg, data, budget = ready.cfg, ready.data, ready.budget
-    clock = StepClock(ready, compiled)
+    cfg, budget = ready.cfg, ready.budget
+    clock = StepClock(ready)
     end = BudgetEnd(ready, clock)
-    callbacks = _list_callbacks(ready, held, console, clock, end, loggers)
-    trainer = _make_trainer(ready, held, callbacks, loggers)
-    module = LanguageModel(
-        model,
-        cfg,
-        lambda step: budget.schedule(step, end.seconds),
-        data.val_bytes,
-        ready.matrices,
-    )
-    batches = RunDataModule(data, cfg, clock.add, pinned=ready.device.type == "cuda")
+    trainer = _make_trainer(ready, held, console, clock, end, loggers)
+
+    def schedule(step: int) -> float:
+        return budget.schedule(step, end.seconds)
+
+    module = LanguageModel(model, cfg, ready.data, schedule, ready.matrices, clock.add)
     reset_peak_memory(ready.device)
     if budget.steps == 0:  # the weights of init_from are only validated
-        trainer.validate(module, datamodule=batches, verbose=False)
+        trainer.validate(module, verbose=False)
         if cfg.checkpoint:
             trainer.save_checkpoint(held.checkpoint(0))
     else:
-        trainer.fit(module, datamodule=batches, ckpt_path=ready.source)
+        trainer.fit(module, ckpt_path=ready.source)
     return trainer.global_step
 
 
-def _list_callbacks(
+def _make_trainer(
     ready: Ready,
     held: RunFolder,
     console: Console,
     clock: "StepClock",
     end: "BudgetEnd",
     loggers: "Sequence[Logger]",
-) -> "list[L.Callback]":
-    """Return what happens beside the steps, in the order in which each hook calls it."""
+) -> "L.Trainer":
+    """Make Lightning's trainer, which ends when a callback asks it to.
+
+    A hook calls the callbacks in the order of the list.
+    """
+    import lightning.pytorch as L
+    from lightning.pytorch.strategies import DDPStrategy
+
     from gptattn.training.attention_log import AttentionLog
     from gptattn.training.callbacks import Hang, MetricRows, Samples
-    from gptattn.training.checkpoints import Checkpoints
+    from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
     from gptattn.training.console_output import ConsoleProgress
     from gptattn.training.record import Board, MetricsFile
 
@@ -349,20 +324,6 @@ def _list_callbacks(
     callbacks += [end, Checkpoints(ready, held, clock, record)]
     if ready.cfg.hang_seconds is not None:
         callbacks.append(Hang(ready.cfg.hang_seconds))
-    return callbacks
-
-
-def _make_trainer(
-    ready: Ready,
-    held: RunFolder,
-    callbacks: "list[L.Callback]",
-    loggers: "Sequence[Logger]",
-) -> "L.Trainer":
-    """Make Lightning's trainer, which ends when a callback asks it to."""
-    import lightning.pytorch as L
-    from lightning.pytorch.strategies import DDPStrategy
-
-    from gptattn.training.checkpoints import SafeCheckpointIO
 
     cfg, budget, on_cpu = ready.cfg, ready.budget, ready.device.type == "cpu"
     every = 1  # for a budget in seconds, as `BudgetEnd` says

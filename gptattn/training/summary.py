@@ -10,6 +10,8 @@ from gptattn.machine.device import device_name, git_commit
 from gptattn.settings.budget import Budget
 from gptattn.training.preflight import Ready
 
+GROUPS = ("model", "position", "block", "data", "tokenizer", "optim")
+SIZES = ("num_layers", "num_heads", "d_model", "context_length", "dropout")
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
@@ -29,19 +31,10 @@ def list_hyperparameters(ready: Ready) -> dict[str, Any]:
         "attn": cfg.variant,
         "attn_settings": attention,
         "seed": cfg.seed,
-        "model": cfg.choices["model"],
-        "num_layers": cfg.model.num_layers,
-        "num_heads": cfg.model.num_heads,
-        "d_model": cfg.model.d_model,
-        "context_length": cfg.model.context_length,
+        **{group: cfg.choices[group] for group in GROUPS},
+        **{name: getattr(cfg.model, name) for name in SIZES},
         "d_mlp": choose_mlp_width(cfg.model),
         "match": cfg.match,
-        "dropout": cfg.model.dropout,
-        "position": cfg.choices["position"],
-        "block": cfg.choices["block"],
-        "data": cfg.choices["data"],
-        "tokenizer": cfg.choices["tokenizer"],
-        "optim": cfg.choices["optim"],
         "lr": cfg.optim.lr,
         "weight_decay": cfg.optim.weight_decay,
         "batch_size": cfg.batch_size,

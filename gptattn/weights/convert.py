@@ -64,7 +64,7 @@ def describe_mechanism(cfg: TrainConfig) -> tuple[object, ...]:
 
 def describe_layers(cfg: TrainConfig) -> tuple[object, ...]:
     """Return all settings that a layer's weights depend on."""
-    sizes = drop_weightless(shared_arguments(cfg.model, cfg.block))
+    sizes = drop_weightless(shared_arguments(cfg))
     others = (cfg.model.num_layers, cfg.part, cfg.position, cfg.block)
     return describe_mechanism(cfg), sizes, others
 

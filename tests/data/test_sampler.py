@@ -9,7 +9,7 @@ from building import settings
 from loading import load
 
 from gptattn.data.sampler import TrainingStream, ValidationSet, training_batch, window_starts
-from gptattn.training.datamodule import RunDataModule
+from gptattn.training.module import LanguageModel
 
 TOKENS = (np.arange(1000) * 7 % 256).astype(np.uint16)
 
@@ -74,9 +74,9 @@ def test_validation_scores_every_token_of_the_tail_once_and_in_order(
 
 
 def test_validation_takes_the_rows_that_a_training_batch_takes_at_once(tmp_path):
-    module = RunDataModule(
-        load("x" * 1000, tmp_path),
-        settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8"),
+    cfg = settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8")
+    module = LanguageModel(
+        torch.nn.Identity(), cfg, load("x" * 1000, tmp_path), lambda step: 0.0, None
     )
     assert [len(ids) for ids, _ in module.val_dataloader()] == [2] * 6 + [1]
 

@@ -64,12 +64,10 @@ def test_every_file_of_a_group_composes_and_builds(names, needs, tmp_path):
     choices = [o for o in choices if o not in ("data=shakespeare", "launcher=ray")]
     given = [more for choice in choices for more in needs.get(choice, [])]
     cfg = settings([*choices, *given, f"cache_dir={tmp_path}", "position=none"])
-    vocab_size = build_data(cfg).tokenizer.vocab_size
+    data = build_data(cfg)
     with torch.device("meta"):
-        model = build_model(cfg, vocab_size)
-    module = LanguageModel(
-        model, cfg, lambda step: 0.0, val_bytes=1, matrices=build_matrix_rule(cfg)
-    )
+        model = build_model(cfg, data.tokenizer.vocab_size)
+    module = LanguageModel(model, cfg, data, lambda step: 0.0, build_matrix_rule(cfg))
     assert module.configure_optimizers().param_groups
     if cfg.trainer.accelerator != "gpu" or torch.cuda.is_available():
         assert resolve_device(cfg.trainer.accelerator).type in ("cpu", "cuda")

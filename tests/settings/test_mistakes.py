@@ -67,7 +67,7 @@ MADE = {
     "attn.backend=3": ("attn.backend", "sdpa"),
     "budget.steps=0": ("budget.steps", "above 0"),
     "budget.tokens=5": ("budget", "budget.steps and budget.tokens"),
-    "accumulate=3": ("accumulate", r"\[1, 2, 4\]"),
+    "accumulate=3": ("batch_size", "a multiple of 3"),
     "optim.decay_fraction=0.96": ("optim.decay_fraction", "optim.warmup_fraction"),
     "experiment_name=a/../b": ("experiment_name", "folder"),
     "model.vocab_size=255": ("model.vocab_size", "256"),
@@ -115,10 +115,11 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
 @pytest.mark.parametrize(
     ("typed", "field", "word"),
     [
-        ("model.d_model=18", "model.d_model", "16 or 20"),
-        ("attn=gqa model.num_heads=1", "model.num_heads", "attn.num_kv_heads=2; give 2"),
+        ("model.d_model=18", "model.d_model", "num_heads=4"),
+        ("attn=gqa model.num_heads=1", "model.num_heads", "num_kv_heads=2"),
         ("position=rope model.d_model=12", "model.d_model", "head_dim=3"),
         ("trainer.devices=3", "trainer.devices", "batch_size"),
+        ("accumulate=3", "accumulate", "a multiple of 3"),
         ("attn.window=17", "attn.window", "context_length=16"),
         ("pattern=[gqa,mqa] attn.num_kv_heads=3", "attn.num_kv_heads", "num_kv_heads=3"),
     ],
@@ -143,6 +144,13 @@ def test_a_mistake_names_the_setting_that_was_typed(typed, field, word, tmp_path
 )
 def test_a_value_at_its_limit_is_accepted(overrides, tmp_path):
     check_made(*tiny(tmp_path, *overrides.split()))
+
+
+def test_a_compiler_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with refuses("compile: C++"):
+        check_made(*tiny(tmp_path, "compile=true"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -90,7 +90,7 @@ def test_layers_that_cannot_take_a_part_are_named():
         ("pattern=[a] layers={a:{attn:mha,parts:[sink]}}", "layers.a.parts: is no setting; did"),
         (
             "pattern=[a] layers={a:{attn:{mha:{},mqa:{}}}}",
-            "layers.a.attn: takes one name, not mha and mqa; give layers.a.attn=mqa, or",
+            "layers.a.attn: takes one name, not mha and mqa; give layers.a.attn=NAME",
         ),
     ],
 )
