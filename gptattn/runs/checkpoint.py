@@ -43,7 +43,7 @@ class RunState:
     logged_step: int = 0
     timed_steps: int = 0
     since_row: dict[str, list[Tensor]] = field(default_factory=dict)
-    generators: dict[str, Any] = field(default_factory=dict)  # states of torch's
+    generators: dict[str, Any] = field(default_factory=dict)  # states of random generators
     facts: dict[str, Any] = field(default_factory=dict)  # `resume.collect_facts`, to compare with
 
     def store(self, content: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """Saves a run's state after validations and on signals, with what Lightning leaves out."""
 
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
@@ -62,9 +64,13 @@ class Checkpoints(Checkpoint):
         self.clock.settle()
         self.state.step = trainer.global_step
         self.state.row_bytes = 0 if self.record is None else self.record.size
+        numbers: Any = np.random.get_state(legacy=False)
+        numbers["state"]["key"] = numbers["state"]["key"].tolist()
         self.state.generators = {
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            "python": random.getstate(),  # from this and numpy's, only code of the user's draws
+            "numpy": numbers,
         }
         self.state.store(checkpoint)
 
@@ -78,6 +84,9 @@ class Checkpoints(Checkpoint):
             torch.set_rng_state(generators["torch"])
             if generators["cuda"]:
                 torch.cuda.set_rng_state_all(generators["cuda"])
+            version, words, gauss = generators["python"]
+            random.setstate((version, tuple(words), gauss))
+            np.random.set_state(generators["numpy"])
 
     def _note(self, signum: int, frame: object) -> None:
         if self._signum == 0:
