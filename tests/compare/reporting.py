@@ -44,7 +44,10 @@ def write_typed(folder: Path, overrides: str, seed: int = 1, loss: float = 2.0) 
     return write_run(place, cfg.variant, seed, loss, config=own)
 
 
-def only_section(folder: Path) -> Section:
+def only_section(folder: Path, *overrides: str) -> Section:
+    """The only section of the runs in the folder, after writing one of each of the overrides."""
+    for typed in overrides:
+        write_typed(folder, typed)
     (found,) = load_comparison(folder).sections
     return found
 

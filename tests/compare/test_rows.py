@@ -24,6 +24,8 @@ def test_settings_that_change_no_result_do_not_separate_runs(tmp_path):
 
 ONE_HEAD = "attn=gqa attn.num_kv_heads=1"
 ALIBI = "part=[gate,sink] position=alibi"
+GATED = "attn=mqa part=[gate]"
+WARM = "optim.warmup_fraction=0.2"
 # Overrides as typed -> the row's name.
 NAMES = [
     {"attn=mha": "mha", "attn=gqa": "gqa", ONE_HEAD: "gqa attn.num_kv_heads=1"},
@@ -56,10 +58,8 @@ NAMES = [
 def test_a_row_is_named_by_what_was_typed(names, tmp_path):
     for overrides in names:
         write_typed(tmp_path, overrides)
-    shown = {
-        " ".join(run.overrides): name for name, runs in groups_in(tmp_path).items() for run in runs
-    }
-    assert shown == {overrides: names[overrides] for overrides in names}
+    rows = groups_in(tmp_path).items()
+    assert {" ".join(run.overrides): name for name, runs in rows for run in runs} == names
 
 
 def test_a_row_has_the_name_that_was_given_to_its_newest_run(tmp_path):
@@ -89,50 +89,37 @@ def test_equal_names_get_the_setting_that_differs(tmp_path):
     }
 
 
-@pytest.mark.parametrize("start", ["attn=mha", "attn=mqa part=[gate]"])
-def test_rows_of_an_ablation_are_named_by_what_they_change(start, tmp_path):
-    changes = (
-        *("model.mlp=relu2", "block.norm=rms", "block.zero_init=true", "optim.decay=linear"),
-        *("optim=muon", "attn.window=4"),
-    )
-    names = {start: start.removeprefix("attn=").split()[0]}
-    names |= {f"{start} {change}": f"{names[start]} {change}" for change in changes}
-    for overrides in names:
-        write_typed(tmp_path, overrides)
-    found = only_section(tmp_path)
+CHANGES = (
+    *("model.mlp=relu2", "block.norm=rms", "block.zero_init=true", "optim.decay=linear"),
+    *("optim=muon", "attn.window=4"),
+)
+# Overrides -> the row's name, the baseline's first; and what differs in more than attention.
+ROWS = [
+    ({"attn=mha": "mha"} | {f"attn=mha {one}": f"mha {one}" for one in CHANGES}, ""),
+    ({GATED: "mqa"} | {f"{GATED} {one}": f"mqa {one}" for one in CHANGES}, ""),
+    ({"attn=mha": "mha", "attn=gqa": "gqa", f"attn=mha {WARM}": f"mha {WARM}"}, ""),
+    (
+        {
+            "attn=mha": "mha",
+            "attn=mha part=[gate]": "mha part=[gate]",
+            "attn=mha position=rope": "mha position=rope",
+            "pattern=[gqa,mqa]": "pattern=[gqa,mqa]",
+        },
+        "",
+    ),
+    ({"attn=mha": "mha", "attn=gqa block=llama": "gqa block=llama"}, "block"),
+]
+
+
+@pytest.mark.parametrize(("names", "other"), ROWS)
+def test_rows_share_a_section_and_what_differs_together_with_the_attention_is_noted(
+    names, other, tmp_path
+):
+    found = only_section(tmp_path, *names)
     assert {row.name for row in found.rows} == {*names.values()}
-    assert found.baseline == names[start]
-    assert found.warnings == []
-
-
-def test_what_differs_from_the_baseline_together_with_the_attention_is_noted(tmp_path):
-    for overrides in ("attn=mha", "attn=gqa block=llama", "attn=mqa block=llama"):
-        write_typed(tmp_path, overrides)
-    assert only_section(tmp_path).warnings == ["the variants differ in more than attention: block"]
-
-
-def test_what_rows_of_one_attention_differ_in_is_no_confound(tmp_path):
-    for overrides in ("attn=mha", "attn=mha optim.warmup_fraction=0.2", "attn=gqa"):
-        write_typed(tmp_path, overrides)
-    found = only_section(tmp_path)
-    names = ["mha", "gqa", "mha optim.warmup_fraction=0.2"]
-    assert [row.name for row in found.rows] == names
-    assert found.warnings == []
-
-
-def test_parts_positions_and_the_layers_of_a_pattern_are_attention(tmp_path):
-    names = {
-        "attn=mha": "mha",
-        "attn=mha part=[gate]": "mha part=[gate]",
-        "attn=mha position=rope": "mha position=rope",
-        "pattern=[gqa,mqa]": "pattern=[gqa,mqa]",
-    }
-    for overrides in names:
-        write_typed(tmp_path, overrides)
-    found = only_section(tmp_path)
-    assert {row.name for row in found.rows} == {*names.values()}
-    assert found.baseline == "mha"
-    assert found.warnings == []
+    assert found.baseline == next(iter(names.values()))
+    notes = [f"the variants differ in more than attention: {other}"] if other else []
+    assert found.warnings == notes
 
 
 def test_the_baseline_is_the_named_row_or_mha_or_the_one_with_the_shortest_name(tmp_path):

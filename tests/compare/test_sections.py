@@ -3,7 +3,6 @@
 import io
 import re
 import shlex
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gptattn.sweep.progress import print_end
 
 SMALL = {"mha": [3.00, 3.01, 3.02, 3.03], "gqa": [3.11, 3.13, 3.13, 3.15]}
 LARGE = {"mha": [2.00, 2.01, 2.02, 2.03], "gqa": [1.91, 1.91, 1.89, 1.93]}
+DROPOUT = "model.dropout=0.0,0.1"
 TASK = {"task": "Recall", "val_rows": 10, "tokenizer": "none"}
 
 
@@ -47,86 +47,63 @@ def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path):
     assert headline(found) == "16 runs, 2 variants, 4 seeds each, in 2 sections"
 
 
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        ({"config": {"budget": {"steps": 200}}}, ["200 steps", "1,000 steps"]),
-        ({"config": {"batch_size": 4}}, ["batch_size=4", "batch_size=None"]),
-        (
-            {"config": {"trainer": {"precision": "bf16-mixed"}}},
-            ["trainer.precision=bf16-mixed", "trainer.precision=None"],
-        ),
-        ({"context_length": 64}, ["context_length=64", "context_length=128"]),
-        ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
-        ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
-        ({"config": {"init_from": "outputs/a"}}, ["from outputs/a", "from scratch"]),
-        ({"data": {"text_sha256": "zzz"}}, ["text abcdefgh", "text zzz"]),
-        ({"data": {"val_tokens": 98}}, ["99 validation tokens", "98 validation tokens"]),
-        ({"data": {"tokenizer": "char"}}, ["byte ByteTokenizer", "char ByteTokenizer"]),
-        (
-            {"config": {"tokenizer": {"_target_": "ByteTokenizer", "lower": True}}},
-            ["lower=True", ""],
-        ),
-        (
-            {"config": {"validation": {"fraction": 0.2}}},
-            ["validation.fraction=0.1", "validation.fraction=0.2"],
-        ),
-        (
-            {"data": TASK},
-            [
-                "text abcdefgh 99 validation tokens, byte ByteTokenizer",
-                "task Recall 10 validation rows, none ByteTokenizer, context_length=128",
-            ],
-        ),
-        # What is compared shares a section.
-        ({"config": {"position": {"_target_": "Rope"}}}, [""]),
-        ({"config": {"optim": {"lr": 0.003}}}, [""]),
-        ({"config": {"attn": {"_target_": "x", "num_kv_heads": 2}}}, [""]),
-        ({"config": {"block": {"norm": "rms"}}}, [""]),
-        ({"dropout": 0.1}, [""]),
-        ({"num_heads": 8}, [""]),
-        ({"config": {"compile": True}}, [""]),
-    ],
-)
-def test_settings_that_losses_must_share_make_sections_and_others_rows(other, expected, tmp_path):
+# What one of two runs has -> the title of its section; "": it is a row beside the other.
+TITLES: list[tuple[dict[str, Any], str]] = [
+    ({"config": {"budget": {"steps": 200}}}, "200 steps"),
+    ({"config": {"batch_size": 4}}, "batch_size=4"),
+    ({"config": {"trainer": {"precision": "bf16-mixed"}}}, "trainer.precision=bf16-mixed"),
+    ({"context_length": 64}, "context_length=64"),
+    ({"num_layers": 3}, "num_layers=3"),
+    ({"d_mlp": 99}, "d_mlp=99"),
+    ({"config": {"init_from": "outputs/a"}}, "from outputs/a"),
+    ({"data": {"text_sha256": "zzz"}}, "text zzz"),
+    ({"data": {"val_tokens": 98}}, "98 validation tokens"),
+    ({"data": {"tokenizer": "char"}}, "char ByteTokenizer"),
+    ({"config": {"tokenizer": {"_target_": "ByteTokenizer", "lower": True}}}, "lower=True"),
+    ({"config": {"validation": {"fraction": 0.2}}}, "validation.fraction=0.2"),
+    ({"data": TASK}, "task Recall 10 validation rows, none ByteTokenizer, context_length=128"),
+    ({"config": {"position": {"_target_": "Rope"}}}, ""),
+    ({"config": {"optim": {"lr": 0.003}}}, ""),
+    ({"config": {"attn": {"_target_": "x", "num_kv_heads": 2}}}, ""),
+    ({"config": {"block": {"norm": "rms"}}}, ""),
+    ({"dropout": 0.1}, ""),
+    ({"num_heads": 8}, ""),
+    ({"config": {"compile": True}}, ""),
+]
+
+
+@pytest.mark.parametrize(("other", "title"), TITLES)
+def test_settings_that_losses_must_share_make_sections_and_others_rows(other, title, tmp_path):
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "mha", 1, 2.1, **other)
-    sections = load_comparison(tmp_path).sections
-    assert sorted(section.title for section in sections) == sorted(expected)
-    assert sum(len(section.rows) for section in sections) == 2
+    found = load_comparison(tmp_path).sections
+    titles = {row.runs[0].folder.name: each.title for each in found for row in each.rows}
+    assert titles["b"] == title
+    assert (titles["a"] == titles["b"]) == (title == "")
 
 
-# What varies -> the sections, each with its rows. In a sweep over several settings the attention is
+# What is compared, what is held, and the rows. In a sweep over several settings the attention is
 # compared, or, if it is the same, what was typed first.
-HELD = {
-    ("trainer.precision=32-true,bf16-mixed",): {"": ["mha", "mha trainer.precision=bf16-mixed"]},
-    ("block=gpt2,llama",): {"": ["mha", "mha block=llama"]},
-    ("optim=adamw,muon",): {"": ["mha", "mha optim=muon"]},
-    ("batch_size=16,8",): {"": ["mha", "mha batch_size=8"]},
-    ("model.dropout=0.0,0.1", "attn=mha,gqa"): {
-        "model.dropout=0.0": ["mha", "gqa"],
-        "model.dropout=0.1": ["mha", "gqa"],
-    },
-    ("attn=mha,gqa", "trainer.precision=32-true,bf16-mixed"): {
-        "trainer.precision=32-true": ["mha", "gqa"],
-        "trainer.precision=bf16-mixed": ["mha", "gqa"],
-    },
-    ("part=[],[gate]", "optim=adamw,muon"): {
-        "optim=adamw": ["mha", "mha part=[gate]"],
-        "optim=muon": ["mha", "mha part=[gate]"],
-    },
-    ("model.mlp=gelu,relu2", "block.norm=layer,rms"): {
-        "block.norm=layer": ["mha", "mha model.mlp=relu2"],
-        "block.norm=rms": ["mha", "mha model.mlp=relu2"],
-    },
-}
+HELD = [
+    ("trainer.precision=32-true,bf16-mixed", "", ["mha", "mha trainer.precision=bf16-mixed"]),
+    ("block=gpt2,llama", "", ["mha", "mha block=llama"]),
+    ("optim=adamw,muon", "", ["mha", "mha optim=muon"]),
+    ("batch_size=16,8", "", ["mha", "mha batch_size=8"]),
+    ("attn=mha,gqa", DROPOUT, ["gqa", "mha"]),
+    ("attn=mha,gqa", "trainer.precision=32-true,bf16-mixed", ["gqa", "mha"]),
+    ("part=[],[gate]", "optim=adamw,muon", ["mha", "mha part=[gate]"]),
+    ("model.mlp=gelu,relu2", "block.norm=layer,rms", ["mha", "mha model.mlp=relu2"]),
+]
 
 
-def write_grid(folder: Path, axes: Sequence[str]) -> Path:
+def list_values(axis: str) -> list[str]:
+    key, _, values = axis.partition("=")
+    return [f"{key}={value}" for value in values.split(",") if value]
+
+
+def write_grid(folder: Path, *axes: str) -> Path:
     """Write a run for each combination of values, as `train.py -m AXES` does."""
-    choices = [(axis.partition("=")[0], axis.partition("=")[2].split(",")) for axis in axes]
-    for values in product(*(values for _, values in choices)):
-        words = [f"{key}={value}" for (key, _), value in zip(choices, values, strict=True)]
+    for words in product(*map(list_values, filter(None, axes))):
         write_typed(folder, " ".join(words))
     return folder
 
@@ -136,16 +113,19 @@ def sections(folder: Path, **options: Any) -> dict[str, list[str]]:
     return {section.title: [row.name for row in section.rows] for section in found}
 
 
-@pytest.mark.parametrize("axes", HELD)
-def test_of_a_sweep_over_several_settings_one_is_compared_and_the_others_are_held(axes, tmp_path):
-    found = sections(write_grid(tmp_path, axes))
-    assert {title: sorted(rows) for title, rows in found.items()} == {
-        title: sorted(rows) for title, rows in HELD[axes].items()
-    }
+@pytest.mark.parametrize(("compared", "held", "rows"), HELD)
+def test_of_a_sweep_over_several_settings_one_is_compared_and_the_others_are_held(
+    compared, held, rows, tmp_path
+):
+    orders = [(compared, held), (held, compared)][: 2 if compared.startswith("attn") else 1]
+    for i, axes in enumerate(orders):
+        found = sections(write_grid(tmp_path / str(i), *axes))
+        expected = dict.fromkeys(list_values(held) or [""], rows)
+        assert {title: sorted(own) for title, own in found.items()} == expected
 
 
 def test_by_names_what_is_compared_instead(tmp_path):
-    write_grid(tmp_path, ("attn=mha,gqa", "model.dropout=0.0,0.1"))
+    write_grid(tmp_path, "attn=mha,gqa", DROPOUT)
     rows = {f"attn={name}": [name, f"{name} model.dropout=0.1"] for name in ("mha", "gqa")}
     assert sections(tmp_path, by=["model.dropout"]) == rows
     (four,) = sections(tmp_path, by=["attn", "model.dropout"]).values()
@@ -156,17 +136,17 @@ def test_by_names_what_is_compared_instead(tmp_path):
         sections(tmp_path, by=["tokenizer"])
 
 
-def test_by_part_compares_the_attention(tmp_path):
-    write_grid(tmp_path, ("part=[],[gate]", "model.dropout=0.0,0.1"))
-    for by in ("part", "attn"):
-        assert [*sections(tmp_path, by=[by])] == ["model.dropout=0.0", "model.dropout=0.1"]
-
-
-def test_by_compares_sizes_on_request_only(tmp_path):
-    write_grid(tmp_path, ("model.d_model=32,64",))
-    assert [*sections(tmp_path)] == ["d_model=32", "d_model=64"]
-    found = sections(tmp_path, by=["model.d_model"])
-    assert found == {"": ["mha", "mha model.d_model=32"]}
+@pytest.mark.parametrize(
+    ("axes", "by", "titles"),
+    [
+        (("part=[],[gate]", DROPOUT), "part", list_values(DROPOUT)),
+        (("part=[],[gate]", DROPOUT), "attn", list_values(DROPOUT)),
+        (("model.d_model=32,64",), None, ["d_model=32", "d_model=64"]),
+        (("model.d_model=32,64",), "model.d_model", [""]),
+    ],
+)
+def test_by_compares_the_attention_or_sizes_on_request_only(axes, by, titles, tmp_path):
+    assert [*sections(write_grid(tmp_path, *axes), by=(by and [by]) or [])] == titles
 
 
 def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path):

@@ -46,48 +46,57 @@ from gptattn.training.fingerprint import compute_fingerprint
 
 # The loss falls by 1 with each doubling: a straight line, which the curve must follow exactly.
 LINE = {2.0**i: [10.0 - i - 0.1, 10.0 - i + 0.1] for i in range(4)}
-EXACT = {spent: [10.0 - math.log2(spent)] * 2 for spent in LINE}
+
+
+def effective(loss: float, spread: Spread, seeds: int = 1, compute: float = 2.0) -> Effective:
+    """The effective compute of so many equal losses, on a curve without error."""
+    exact = {spent: [10.0 - math.log2(spent)] * 2 for spent in LINE}
+    return effective_compute([loss] * seeds, compute, fit_curve(exact), spread)
 
 
 def test_the_effective_compute_is_that_of_the_curve_at_the_loss():
-    curve, spread = fit_curve(EXACT), Spread(1e-9, 50)
+    spread = Spread(1e-9, 50)
     # The baseline has 8.5 after 2 ** 1.5; the entry used 2.
-    found = effective_compute([8.5, 8.5], 2.0, curve, spread)
+    found = effective(8.5, spread, seeds=2)
     assert found.value == pytest.approx(2**0.5, rel=1e-4)
     assert found.p < 1e-9
-    assert effective_compute([11.0], 2.0, curve, spread).value == 0.0  # less than the least budget
-    assert effective_compute([6.0], 2.0, curve, spread).value == math.inf
-    same = effective_compute([9.0], 2.0, curve, spread)
+    assert effective(11.0, spread).value == 0.0  # less than the least budget
+    assert effective(6.0, spread).value == math.inf
+    same = effective(9.0, spread)
     assert same.value == pytest.approx(1.0, rel=1e-4)
     assert same.equivalent
 
 
 def test_the_interval_is_the_t_interval_of_the_loss_where_the_curve_has_no_error():
     # By hand: t of 10 degrees at 97.5% is 2.2281; 0.1 / sqrt(4) * 2.2281 = 0.1114 doublings.
-    found = effective_compute([9.0] * 4, 2.0, fit_curve(EXACT), Spread(0.1, 10))
+    found = effective(9.0, Spread(0.1, 10), seeds=4)
     assert [math.log2(end) for end in found.interval] == pytest.approx([-0.1114, 0.1114], abs=1e-3)
     assert found.p == pytest.approx(1.0, abs=1e-3)
     # 5% of the compute is 0.0704 doublings, 1.41 standard errors; t at 95% is 1.812.
     assert not found.equivalent
-    assert effective_compute([9.0] * 9, 2.0, fit_curve(EXACT), Spread(0.1, 10)).equivalent
+    assert effective(9.0, Spread(0.1, 10), seeds=9).equivalent
 
 
 def test_a_difference_of_one_percent_is_not_claimed():
-    curve, spread = fit_curve(EXACT), Spread(0.001, 50)
-    by = {
-        ratio: effective_compute([9 - math.log2(ratio)], 2.0, curve, spread)
-        for ratio in (1.01, 1.05)
-    }
-    assert by[1.01].p > 0.9
-    assert by[1.05].p < 1e-6
-    assert effective_compute([9 + math.log2(1.05)], 2.0, curve, spread).p < 1e-6
+    by = {x: effective(9 - math.log2(x), Spread(0.001, 50)).p for x in (1 / 1.05, 1.01, 1.05)}
+    assert by[1.01] > 0.9
+    assert max(by[1.05], by[1 / 1.05]) < 1e-6
+
+
+def test_beyond_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
+    # The baseline ends at 10 after a budget of 1, which may end anywhere above 10 for less compute,
+    # and at 7 after 8.
+    verdicts = {(9.0, 0.5): "better", (10.5, 0.5): "open", (9.0, 9.0): "worse", (6.5, 9.0): "open"}
+    for (loss, flops), verdict in verdicts.items():
+        found = effective(loss, Spread(0.1, 10), 3, flops)
+        assert decide(found.p, found) == verdict
 
 
 def test_the_choice_of_both_rates_is_in_each_interval():
     # Without spread over seeds: 1.96 times the square root of 2, in losses and in doublings.
     half, sure = 1.95996 * 2**0.5 * RATE_ERROR, Spread(0.0, 10**6)
-    found = effective_compute([9.0], 2.0, fit_curve(EXACT), sure)
-    assert [math.log2(end) for end in found.interval] == pytest.approx([-half, half], rel=0.01)
+    ends = [math.log2(end) for end in effective(9.0, sure).interval]
+    assert ends == pytest.approx([-half, half], rel=0.01)
     assert difference_interval([9.0], [8.0], sure, sure)[1] == pytest.approx((1 - half, 1 + half))
 
 
@@ -124,20 +133,16 @@ def test_holms_correction_is_that_of_the_papers_steps():
     assert correct_holm([0.02, 0.01], [0.5, 0.1]) == pytest.approx([0.08, 0.1])
 
 
-@pytest.mark.parametrize(
-    ("p", "value", "equivalent", "verdict"),
-    [
-        (0.04, 1.2, False, "better"),
-        (0.04, 0.8, False, "worse"),
-        (0.04, 1.02, True, "better, by less than 5%"),
-        (0.06, 1.02, True, "equivalent"),
-        (0.06, 1.2, False, "open"),
-    ],
-)
-def test_a_verdict_needs_a_corrected_p_or_an_interval_within_five_percent(
-    p, value, equivalent, verdict
-):
-    assert decide(p, Effective(value, (0.0, 9.0), p, equivalent)) == verdict
+def test_a_verdict_needs_a_corrected_p_or_an_interval_within_five_percent():
+    verdicts = {
+        (0.04, 1.2, False): "better",
+        (0.04, 0.8, False): "worse",
+        (0.04, 1.02, True): "better, by less than 5%",
+        (0.06, 1.02, True): "equivalent",
+        (0.06, 1.2, False): "open",
+    }
+    for (p, value, equivalent), verdict in verdicts.items():
+        assert decide(p, Effective(value, (0.0, 9.0), p, equivalent)) == verdict
 
 
 @pytest.mark.slow
@@ -160,11 +165,13 @@ def test_intervals_of_simulated_entries_hold_the_true_effect_in_95_of_100(effect
     assert 0.93 <= held / 1000 <= 0.97
 
 
-def entry(name: str, steps: int, loss: float, seeds: range, **others) -> Entry:
+NEW = range(21, 24)
+
+
+def entry(name: str, loss: float = 3.0, steps: int = 100, seeds: range = NEW, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01}
-    regime = {"batch_size": "8", "model.num_layers": "8"}
-    own = given | {"code": INSTALLED, "regime": regime} | others
+    own = given | {"code": INSTALLED, "regime": {"batch_size": "8"}} | others
     return Entry(name=name, steps=steps, losses=losses, **own)
 
 
@@ -172,19 +179,18 @@ def shipped(*of_ones_own: Entry) -> list[Entry]:
     return [changed(one, code={}, fingerprint=[one.loss]) for one in of_ones_own]
 
 
+def bases(seeds: range, **others) -> list[Entry]:
+    budgets = (50, 100, 200, 400)
+    return [entry("mha", 3 - math.log2(x / 100), x, seeds, **others) for x in budgets]
+
+
 INSTALLED = {"gptattn.model.gpt": hash_of("gptattn.model.gpt")}
-BASE = shipped(
-    *(
-        entry("mha", steps, 3 - math.log2(steps / 100), range(1, 13))
-        for steps in (50, 100, 200, 400)
-    )
-)
-NEW = range(21, 24)
+BASE = shipped(*bases(range(1, 13)))
 
 
 def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
-    worse = entry("mqa", 100, 4.0, NEW, speeds=[2.0, 2.0], machine="m")
-    better = entry("mine", 100, 2.5, NEW, flops=2e8, caches=[0, 0])
+    worse = entry("mqa", 4.0, speeds=[2.0, 2.0], machine="m")
+    better = entry("mine", 2.5, flops=2e8, caches=None)
     track = make_track([worse, better], BASE)
     assert [row.entry.name for row in track.rows] == ["mine", "mqa"]
     assert [row.verdict for row in track.rows] == ["worse", "worse"]  # for twice the FLOPs
@@ -194,138 +200,105 @@ def test_entries_stand_beside_the_baseline_of_their_steps_the_best_first():
     # The baseline would take half of the steps, at half the speed.
     assert track.rows[1].time[0] == pytest.approx(0.5 * 2, rel=0.01)
     assert track.rows[1].time[1] == pytest.approx(np.multiply(2, track.rows[1].effective.interval))
-    # Speeds of 2 and 8 are 4 in the middle, times exp(12.706 log(2)): Student's t, one degree.
-    (spread,) = make_track([changed(better, speeds=[2.0, 8.0], machine="m")], BASE).rows
-    value, ends = spread.effective.value, spread.effective.interval
-    assert spread.time[0] == pytest.approx(2 * 4 * value)
-    halves = [math.hypot(math.log(end / value), 12.706 * math.log(2)) for end in ends]
-    expected = [2 * 4 * value * math.exp(sign * h) for sign, h in zip((-1, 1), halves, strict=True)]
-    assert spread.time[1] == pytest.approx(expected, rel=1e-3)
-    assert "entry's, measured on m by" in "".join(track_table(track).notes)
-    heading, base, *rows = track_table(track).cells
+    table = track_table(track)
+    assert "measured on m by" in "".join(table.notes)
+    heading, base, *rows = table.cells
     assert heading == [*HEADINGS]
-    assert base[:2] == ["mha", "12"]
+    assert [base[:2], base[-3:-1]] == [["mha", "12"], ["256", "8,192"]]
     assert [row[0] for row in rows] == ["mine *", "mqa *"]
+    assert rows[0][-3:-1] == ["no cache"] * 2
     plot = draw_track(track)
     assert "mine" in plot.svg
     assert plot.png.startswith(b"\x89PNG")
 
 
-def test_the_newest_of_own_entries_counts_and_a_baseline_of_few_seeds_does_not():
-    few = entry("mha", 100, 9.0, range(1, 4))
-    newest, older = entry("mine", 100, 3.0, NEW), entry("mine", 100, 9.0, NEW)
-    track = make_track([newest, older, few], BASE)
-    assert [row.entry for row in track.rows] == [newest]
-    assert track.baseline[100] in BASE
-    assert track.left_out == {
-        "a newer one has its name": ["mine"],
-        "a single seed, or another has more of them, or is newer": ["mha at 100 steps"],
+def test_the_time_has_the_errors_of_speed_and_of_the_effective_compute():
+    # Speeds of 2 and 8 are 4 in the middle, times exp(12.706 log(2)): Student's t, one degree.
+    (row,) = make_track([entry("mine", 2.5, flops=2e8, speeds=[2.0, 8.0])], BASE).rows
+    value, ends = row.effective.value, row.effective.interval
+    assert row.time[0] == pytest.approx(2 * 4 * value)
+    halves = [math.hypot(math.log(end / value), 12.706 * math.log(2)) for end in ends]
+    expected = [2 * 4 * value * math.exp(sign * h) for sign, h in zip((-1, 1), halves, strict=True)]
+    assert row.time[1] == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_cannot_be_compared_is_left_out_by_name():
+    other = {"regime": {"batch_size": "9"}}
+    own = [
+        entry("mine"),
+        entry("mine", 9.0),  # older
+        entry("few", seeds=range(21, 23)),  # a shipped one takes its place
+        entry("picked", seeds=range(22, 25)),
+        entry("old", code={"gptattn.model.gpt": "0"}),
+        entry("long", steps=300),
+        entry("wide", **other),
+        *(entry("mha", 9.0, seeds=range(1, 4)), entry("mha", 9.0, seeds=range(1, 4), **other)),
+    ]
+    others = [
+        *(entry("mine", 9.0), entry("few", 3.5), entry("mla", **other)),
+        *(entry("tpa", regime={"batch_size": "8", "text": "other"}), entry("kda", stale=True)),
+    ]
+    track = make_track(own, [*BASE, *shipped(*others)])
+    assert [*track.baseline.values()] == BASE
+    rows = [(row.entry.name, row.entry.is_shipped, row.entry.loss) for row in track.rows]
+    assert rows == [("mine", False, pytest.approx(3.0)), ("few", True, pytest.approx(3.5))]
+    expected = {
+        "newer": ["mine"],
+        "seeds 21, 22;": ["few"],
+        "seeds 22, 23, 24;": ["picked"],
+        f"code (gptattn.model.gpt); {TRAIN_BASELINE}": ["old"],
+        "no 300 steps": ["long"],
+        f"settings (batch_size); {TRAIN_BASELINE}": ["wide", "mha at 100 steps"],
+        "another has more": ["mha at 100 steps"],
+        "settings (batch_size)": ["mla"],
+        "another text": ["tpa"],
+        "stale": ["kda"],
     }
-    own = [entry("mha", one.steps, one.loss, range(1, 4), code={"core": "2"}) for one in BASE]
-    stray = entry("mha", 100, 3.0, range(1, 3), code={"core": "3"})
+    assert [*track.left_out.values()] == [*expected.values()]
+    assert all(word in why for word, why in zip(expected, track.left_out, strict=True))
+    assert "left out: kda: stale" in "".join(track_table(track).notes)
+
+
+def test_ones_own_baseline_counts_if_its_budgets_are_enough():
+    own = bases(range(1, 4), code={"core": "2"})
+    stray = entry("mha", seeds=range(1, 3), code={"core": "3"})
     for more in ([], [stray]):  # none is shipped for this code
         assert [*make_track([*more, *own], BASE).baseline.values()] == own
-    begun = [entry("mha", one.steps, one.loss, range(1, 2), code={"core": "2"}) for one in BASE]
+    begun = bases(range(1, 2), code={"core": "2"})
     assert [*make_track(begun, BASE).baseline.values()] == BASE
 
 
 def test_a_baseline_that_makes_no_curve_is_refused():
     level = [changed(one, losses={1: 3.0, 2: 3.1}) for one in BASE]
-    single = [changed(one, losses={1: 3.0}) for one in BASE]
-    for base, said in (
-        (BASE[:2], "needs 3 budgets or more, of 2 seeds each"),
-        ([*BASE[:2], *single], "needs 3 budgets"),
-        (level, "does not fall"),
-    ):
+    of_one_seed = [*BASE[:2], *shipped(*bases(range(1, 2)))]
+    for base, said in ((BASE[:2], "3 budgets"), (of_one_seed, "3 budgets"), (level, "fall")):
         with refuses(f"track: {said}", 3):
             make_track([], base)
 
 
-def test_beyond_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
-    def judge(loss: float, flops: float) -> str:
-        found = effective_compute([loss] * 3, flops, fit_curve(EXACT), Spread(0.1, 10))
-        return decide(found.p, found)
-
-    # The baseline ends at 10 after a budget of 1, and at 7 after 8.
-    assert judge(9.0, 0.5) == "better"  # for less compute than the baseline's least
-    assert judge(10.5, 0.5) == "open"  # as that may end anywhere above 10
-    assert judge(9.0, 9.0) == "worse"
-    assert judge(6.5, 9.0) == "open"
-
-
-def test_what_cannot_be_compared_is_left_out_by_name():
-    others = [
-        entry("mla", 100, 3.0, NEW, regime={"batch_size": "4", "model.num_layers": "8"}),
-        entry("tpa", 100, 3.0, NEW, regime={"batch_size": "8", "text": "other"}),
-        entry("mine", 100, 9.0, NEW),  # one's own takes its place
-        entry("few", 100, 3.5, NEW),  # but not with too few seeds
-    ]
-    old = changed(*shipped(entry("kda", 100, 3.0, NEW)), stale=True)
-    own = [
-        entry("mine", 100, 3.0, NEW),
-        entry("few", 100, 3.0, range(21, 23)),
-        entry("few", 100, 3.0, NEW),  # older
-        entry("picked", 100, 3.0, range(22, 25)),
-        entry("old", 100, 3.0, NEW, code={"gptattn.model.gpt": "0"}),
-        entry("long", 300, 3.0, NEW),
-    ]
-    track = make_track(own, [*BASE, *shipped(*others), old])
-    rows = [(row.entry.name, row.entry.is_shipped) for row in track.rows]
-    assert rows == [("mine", False), ("few", True)]
-    assert track.rows[0].verdict == "equivalent"
-    allowed = "an entry has 21 to 23, or 21 to 28 after the second stage, or 31 to 38 at the gate"
-    assert track.left_out == {
-        f"other code (gptattn.model.gpt); {TRAIN_BASELINE}": ["old"],
-        "other settings (batch_size)": ["mla"],
-        "another text": ["tpa"],
-        f"seeds 21, 22; {allowed}": ["few"],
-        f"seeds 22, 23, 24; {allowed}": ["picked"],
-        "a newer one has its name": ["few"],
-        "the baseline has no 300 steps": ["long"],
-        "stale, made by other mathematics": ["kda"],
-    }
-    assert "left out: kda: stale" in "".join(track_table(track).notes)
-
-
 def test_a_shipped_entry_stands_beside_ones_own_if_the_code_gives_it_its_fingerprint():
-    others = shipped(entry("gqa", 100, 3.0, NEW), entry("mqa", 100, 3.0, NEW))
-    asked = []
+    others, asked = [*BASE, *shipped(entry("gqa"), entry("mqa"))], []
 
-    def holds(entry: Entry) -> bool:
-        asked.append(entry.name)
-        return entry.name not in failing
+    def compared(*own: Entry, failing: str = "") -> tuple[set[str], list[list[str]]]:
+        def holds(entry: Entry) -> bool:
+            asked.append(entry.name)
+            return entry.name != failing
 
-    failing = {"gqa"}
-    assert not make_track([], [*BASE, *others], holds).left_out
+        track = make_track(own, others, holds)
+        return {row.entry.name for row in track.rows}, [*track.left_out.values()]
+
+    assert compared(failing="gqa") == ({"gqa", "mqa"}, [])
     assert not asked  # they were made by the same code
-    track = make_track([entry("mine", 100, 3.0, NEW)], [*BASE, *others], holds)
-    assert {row.entry.name for row in track.rows} == {"mine", "mqa"}
-    assert [*track.left_out.values()] == [["gqa"]]
-    failing = {"mha"}  # one's own entry has no baseline, and the shipped ones have theirs
-    track = make_track([entry("mine", 100, 3.0, NEW)], [*BASE, *others], holds)
-    assert {row.entry.name for row in track.rows} == {"gqa", "mqa"}
-    assert [*track.left_out.values()] == [["mine"]]
-    mine = [entry("mha", one.steps, one.loss, range(1, 4)) for one in BASE]
-    track = make_track([entry("mine", 100, 3.0, NEW), *mine], [*BASE, *others], holds)
-    assert {row.entry.name for row in track.rows} == {"gqa", "mqa", "mine"}
-
-
-def test_one_run_of_other_settings_leaves_the_shipped_table_as_it_is():
-    other = {"batch_size": "9", "model.num_layers": "8"}
-    own = [
-        entry("mine", 100, 3.0, NEW, regime=other),
-        entry("mha", 100, 3.0, range(1, 4), regime=other),
-    ]
-    others = [*BASE, *shipped(entry("gqa", 100, 3.0, NEW))]
-    track = make_track(own, others)
-    assert track.rows == make_track([], others).rows
-    assert track.left_out == {
-        f"other settings (batch_size); {TRAIN_BASELINE}": ["mine", "mha at 100 steps"],
-    }
+    mine = entry("mine")
+    assert compared(mine, failing="gqa") == ({"mine", "mqa"}, [["gqa"]])
+    # One's own entry has no baseline, and the shipped ones have theirs.
+    assert compared(mine, failing="mha") == ({"gqa", "mqa"}, [["mine"]])
+    rows, _ = compared(mine, *bases(range(1, 4)), failing="mha")
+    assert rows == {"gqa", "mqa", "mine"}
 
 
 def test_rows_of_several_budgets_are_told_apart_by_their_steps():
-    track = make_track([entry("mine", steps, 3.0, NEW) for steps in (100, 200)], BASE)
+    track = make_track([entry("mine", steps=steps) for steps in (100, 200)], BASE)
     assert [cells[0] for cells in track_table(track).cells[1:]] == [
         *("mha after 100 steps", "mha after 200 steps"),
         *("mine after 100 steps *", "mine after 200 steps *"),
@@ -364,25 +337,19 @@ def test_a_module_without_a_cache_has_none(tmp_path, monkeypatch):
     assert command(tmp_path, *tiny(tmp_path, "attn=uncached")) == 0
     (found,) = read_entries(read_runs([tmp_path])[0], count_caches)
     assert found.caches is None
-    assert track_table(make_track([], BASE)).cells[1][-3:-1] == ["256", "8,192"]
-    mine = entry("uncached", 100, 3.0, NEW, caches=None)
-    assert track_table(make_track([mine], BASE)).cells[2][-3:-1] == ["no cache"] * 2
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        (["seed=1"], "mha"),
-        (["part=[gate]"], "mha part=[gate]"),
-        (["part=[gate]", "attn=mha"], "mha part=[gate]"),
-        (["position=none", "+attn.window=8", "attn=gqa"], "gqa attn.window=8 position=none"),
-        (["attn.window=8"], "mha attn.window=8"),
-        (["position=rope", "recipe=gemma3"], "recipe=gemma3 position=rope"),
-        (["part=[qk_norm, gate]"], "mha part=[qk_norm,gate]"),
-    ],
-)
-def test_an_entry_has_one_name_in_whatever_order_it_is_typed(typed, name):
-    assert name_entry(typed) == name
+def test_an_entry_has_one_name_in_whatever_order_it_is_typed():
+    names = {
+        ("seed=1",): "mha",
+        ("part=[gate]",): "mha part=[gate]",
+        ("part=[gate]", "attn=mha"): "mha part=[gate]",
+        ("position=none", "+attn.window=8", "attn=gqa"): "gqa attn.window=8 position=none",
+        ("attn.window=8",): "mha attn.window=8",
+        ("position=rope", "recipe=gemma3"): "recipe=gemma3 position=rope",
+        ("part=[qk_norm, gate]",): "mha part=[qk_norm,gate]",
+    }
+    assert {typed: name_entry(typed) for typed in names} == names
 
 
 def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, monkeypatch, capfd):
