@@ -27,7 +27,10 @@ FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *bpe.FILES)
 GPT2_END = 50256  # <|endoftext|>
 TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 # What unexpected content of a JSON file can raise: deeply nested brackets a RecursionError.
-UNEXPECTED = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
+UNEXPECTED = (
+    *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    RecursionError,
+)
 
 
 def find_family(folder: Path) -> Family | None:
@@ -114,15 +117,11 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
     family = GPT2
     if cfg.block.norm == "rms":
         family = FAMILIES["qwen2" if values["model.qkv_bias"] else "llama"]
-    title = family.title
     wanted = {name: v for name, v in family.fixed.items() if values.get(name, v) != v}
     if wanted:
         found = " ".join(as_overrides({name: values[name] for name in wanted}))
-        raise ConfigError(
-            "to",
-            f"this model has {found}, but {title} has {' '.join(as_overrides(wanted))}; train with "
-            "that",
-        )
+        needed = " ".join(as_overrides(wanted))
+        raise ConfigError("to", f"this model has {found}, but {family.name} needs {needed}")
     # Where a layer has fewer key/value heads, `convert` copies them, which changes no output.
     values["attn.num_kv_heads"] = max(len(one.k_GDE) for one in heads)
     given = {name: values[name] for name in family.settings if name in values}
@@ -132,21 +131,24 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
         if not attend_alike(own.attention, other.attention):
             raise ConfigError(
                 "to",
-                f"layer {layer}: the same heads give other outputs in {title}, whose scores have "
-                "no scale but head_dim ** -0.5, no window and no soft cap",
+                f"layer {layer}: the same heads give other outputs in {family.name}, whose scores "
+                "have no scale but head_dim ** -0.5, no window and no soft cap",
             )
     end = GPT2_END if family is GPT2 and model.vocab_size > GPT2_END else None
     config = {
         "architectures": [family.architecture],
+        "model_type": family.name,
         **{key: allowed[0] for key, allowed in family.accepted.items()},
         **{key: values[name] for name, key in family.settings.items()},
         "bos_token_id": end,
         "eos_token_id": end,
     }
-    packed = pack(family, plain.state_dict())
+    weights = {}
+    for name, parts in group_by_name(family, plain.state_dict()).items():
+        prefix = "" if name.startswith(HEAD) else family.prefix
+        weights[prefix + name] = transpose(family, name, torch.cat(parts))
     folder.mkdir(parents=True, exist_ok=True)
-    prefixed = {n if n.startswith(HEAD) else family.prefix + n: w for n, w in packed.items()}
-    write_tensors(folder / WEIGHTS, prefixed, {})
+    write_tensors(folder / WEIGHTS, weights, {})
     text = json.dumps(config, indent=2) + "\n"
     write_atomically(folder / CONFIG, lambda file: file.write(text.encode()))
 
@@ -175,16 +177,9 @@ def group_by_name(family: Family, ours: Mapping[str, Tensor]) -> dict[str, list[
     return groups
 
 
-def pack(family: Family, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return their tensors, made from ours."""
-    groups = group_by_name(family, ours).items()
-    return {name: transpose(family, name, torch.cat(parts)) for name, parts in groups}
-
-
 def transpose(family: Family, name: str, tensor: Tensor) -> Tensor:
     """Swap the axes of a matrix that the family stores transposed, in either direction."""
-    swap = family.transposed is not None and name.startswith(family.transposed)
-    return tensor.T if swap and tensor.ndim == 2 else tensor
+    return tensor.T if tensor.ndim == 2 and name.startswith(family.transposed) else tensor
 
 
 def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[str, Tensor]:

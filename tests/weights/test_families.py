@@ -196,13 +196,13 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path):
         ("gpt2", {"n_layer": 3}, "lacks h.2.ln_1.weight"),
         ("gpt2", {"n_layer": 1}, "has an unknown tensor 'h.1"),
         ("gpt2", {"n_embd": 24}, "wte.weight is [17, 20], not [17, 24]"),
-        ("gpt2", {"n_layer": "many"}, "n_layer is 'many'"),
+        ("gpt2", {"n_layer": "many"}, "model.num_layers"),
         ("llama", {"head_dim": 12}, "head_dim is 12"),
         ("llama", {"num_key_value_heads": 2}, "k_proj.weight is [30, 60], not [20, 60]"),
         ("llama", {"attention_bias": True}, "attention_bias is True"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
-        ("llama", {"rope_scaling": {"type": "linear"}}, "rope_type is 'linear'"),
-        ("llama", {"partial_rotary_factor": 0.5}, "factor is 0.5"),
+        ("llama", {"rope_scaling": {"type": "linear"}}, "type is 'linear'"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ("llama", {"rope_parameters": "default"}, "cannot be used"),
     ],
 )
@@ -241,7 +241,7 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
         (["part=sink"], "lost"),
         ([*A_LLAMA, "model.mlp=gelu"], "model.mlp=swiglu"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.
-        ([*A_LLAMA, "model.context_length=1100", "attn.window=1050"], "other outputs in Llama"),
+        ([*A_LLAMA, "model.context_length=1100", "attn.window=1050"], "other outputs in llama"),
         ([*A_LLAMA, "position.stretch=4.0"], "position.stretch=1.0"),
     ],
 )
