@@ -1,7 +1,6 @@
 """One self-contained HTML page with all layers and heads; every value in it is escaped."""
 
 import base64
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -52,7 +51,6 @@ def render_page(
         even=even,
         layers=layers,
         side=side,
-        figure=_format_figure,
         script=Markup(script),
         data={
             "labels": list(labels),
@@ -64,10 +62,6 @@ def render_page(
             ],
         },
     )
-
-
-def _format_figure(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "–"  # noqa: RUF001
 
 
 def _encode(values: NDArray[np.uint8]) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 import lightning.pytorch as L
 from lightning.fabric.utilities import move_data_to_device
 
-from gptattn.maps.head_statistics import entropy, sink_mass
+from gptattn.maps.head_statistics import measure_heads
 from gptattn.maps.heatmap import draw_heads
 from gptattn.position.base import Documents
 from gptattn.training.preflight import Ready
@@ -38,8 +38,8 @@ class AttentionLog(L.Callback):
         documents = None if documents_BT is None else Documents.numbered(documents_BT)
         found: dict[str, float] = {}
         for layer, w_BHTS in model.each_attention(ids, documents_BT):
-            of = w_BHTS, documents
-            for name, value_H in (("entropy", entropy(*of)), ("sink", sink_mass(*of))):
+            measured = measure_heads(w_BHTS, documents)
+            for name, value_H in zip(("entropy", "sink"), measured, strict=True):
                 place = f"val_attention/{name}/layer_{layer:02d}"
                 found[place] = value_H.mean().item()
                 for head, value in enumerate(value_H.tolist() if self.heads else ()):

@@ -46,15 +46,14 @@ def read_origin(cfg: TrainConfig) -> Origin:
         family = find_family(folder)
         if family is None:
             saved = load_run(folder, cfg.allow_targets)
-            theirs, model, readable = saved.cfg, saved.model, True
+            theirs, model, tokenizer = saved.cfg, saved.model, saved.cfg.choices["tokenizer"]
         else:
             theirs, model = load_checkpoint(folder, family)
-            readable = has_tokenizer(folder, family)
+            tokenizer = "gpt2" if has_tokenizer(folder, family) else None
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
-    tokenizer = theirs.choices["tokenizer"] if readable else None
     made = RunFolder(folder).read_provenance()
     return Origin(model, theirs, tokenizer, digest.hexdigest(), made.digest if made else "")
 
@@ -115,10 +114,7 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
             f"{target.vocab_size:,}; use the tokenizer that it was trained with",
         )
     if "position" in different:
-        # These are the file's own fraction, stretch and pairs.
-        usual = (1.0, "half")
-        placed = {n: v for n, v in theirs.items() if n.startswith("position.")}
-        different |= {n: v for n, v in placed.items() if v not in usual}
+        different |= {n: v for n, v in theirs.items() if n.startswith("position.")}
     stretched = ours.get("position.stretch", 1.0) > theirs.get("position.stretch", 1.0)
     if stretched:
         different.pop("position.stretch", None)

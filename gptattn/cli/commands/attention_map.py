@@ -17,7 +17,7 @@ from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.disk import disk_errors, write_atomically
-from gptattn.maps.head_statistics import entropy, even_weights, sink_mass
+from gptattn.maps.head_statistics import even_weights, measure_heads
 from gptattn.maps.heatmap import choose_cell_side, pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
@@ -89,18 +89,18 @@ def run(arguments: Sequence[str]) -> None:
             raise NumericError(
                 "run", f"{saved.source}: NaN or infinity in layer {number}; give another run"
             )
-        entropy_H, sink_H = entropy(w_BHTS).tolist(), sink_mass(w_BHTS).tolist()
+        entropy_H, sink_H = (value_H.tolist() for value_H in measure_heads(w_BHTS))
         w_HTS = w_BHTS[0].float().cpu().numpy()
         layers.append(Layer(number, entropy_H, sink_H, pack_cells(w_HTS, side)))
         titles = [
-            f"head {head}: {format_figure(e)} nats, sink {format_figure(s)}"
+            f"head {head}: {e:.3f} nats, sink {s:.3f}"
             for head, (e, s) in enumerate(zip(entropy_H, sink_H, strict=True))
         ]
         title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
         write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
-    uniform = even_weights(len(labels))
-    even = entropy(uniform).item(), sink_mass(uniform).item()
+    entropy_1, sink_1 = measure_heads(even_weights(len(labels)))
+    even = entropy_1.item(), sink_1.item()
     page = render_page(
         layers,
         side,
@@ -113,14 +113,9 @@ def run(arguments: Sequence[str]) -> None:
     write("attention.html", page.encode())
     print(f"\n{'layer':>5}  {'entropy':>7}  {'sink':>5}")
     for layer in layers:
-        means = format_figure(np.mean(layer.entropy_H)), format_figure(np.mean(layer.sink_H))
-        print(f"{layer.number:>5}  {means[0]:>7}  {means[1]:>5}")
-    print(f"{'even':>5}  {format_figure(even[0]):>7}  {format_figure(even[1]):>5}")
-
-
-def format_figure(value: float | np.floating) -> str:
-    """Format with three decimals; a dash for NaN and infinity."""
-    return f"{value:.3f}" if np.isfinite(value) else "–"  # noqa: RUF001
+        entropy, sink = np.mean(layer.entropy_H), np.mean(layer.sink_H)
+        print(f"{layer.number:>5}  {entropy:>7.3f}  {sink:>5.3f}")
+    print(f"{'even':>5}  {even[0]:>7.3f}  {even[1]:>5.3f}")
 
 
 main = partial(run_script, run, Arguments, __doc__)
