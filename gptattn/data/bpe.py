@@ -70,11 +70,10 @@ class ByteLevelBPE(Tokenizer):
     def _read(self, folder: Path) -> None:
         files = find_files(folder)
         if not files:
-            lacks = f"has no {', no '.join(' with '.join(form) for form in FORMS)}"
+            forms = ", no ".join(" with ".join(form) for form in FORMS)
             raise DataError(
                 "tokenizer.path",
-                f"{folder} {lacks if folder.is_dir() else 'is not a folder'}; "
-                "give a folder with GPT-2's tokenizer files, or hf:owner/name",
+                f"{folder} has no {forms}; give a folder that has them, or hf:owner/name",
             )
         try:
             if len(files) == 1:

@@ -259,11 +259,11 @@ class TaskData(RunData):
         ids, targets = self.task.draw(generator, batch_size, context_length)
         while known := self._held_out_rows(ids):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
-        return _batch(ids, targets)
+        return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def validation(self, batch_size: int, context_length: int) -> Batches:
-        starts = range(0, len(self.val[0]), batch_size)
-        return Batches([_batch(*(part[i : i + batch_size] for part in self.val)) for i in starts])
+        parts = (torch.from_numpy(part).split(batch_size) for part in self.val)
+        return Batches([*zip(*parts, strict=True)])
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -271,7 +271,3 @@ class TaskData(RunData):
             "val_rows": self.task.val_rows,
             "val_tokens": int((self.val[1] != IGNORED).sum()),
         }
-
-
-def _batch(ids: Ids, targets: Ids) -> Batch:
-    return torch.from_numpy(ids), torch.from_numpy(targets)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib import font_manager, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -55,28 +56,22 @@ def draw_layer(
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
-        image = None
+        colours = ScalarMappable(PowerNorm(0.5, 0, 1), "viridis")
         for head in range(H):
             row, column = divmod(head, COLUMNS)
             left = LABELS + column * (side + GAP)
             bottom = height - TOP - side - row * (side + GAP)
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
-            image = axes.imshow(
-                cells_HNN[head],
-                cmap="viridis",
-                norm=PowerNorm(0.5, 0, 1),
-                extent=(-0.5, end, end, -0.5),
-            )
+            extent = (-0.5, end, end, -0.5)
+            axes.imshow(cells_HNN[head], colours.cmap, colours.norm, extent=extent)
             axes.set_title(titles[head], fontsize=8, pad=4)
             last = head + COLUMNS >= H  # the lowest panel of its column
             axes.set_xticks(shown if last else [], names if last else [], rotation=90)
             axes.set_yticks(*((shown, names) if column == 0 else ([], [])))
             axes.tick_params(length=2, labelsize=6.5)
-            for edge in axes.spines.values():
-                edge.set_visible(False)
-        assert image is not None
+            axes.set_frame_on(False)
         place = ((width - BAR + 0.2) / width, 1 - (TOP + side) / height, 0.1 / width, side / height)
-        bar = figure.colorbar(image, cax=figure.add_axes(place), ticks=[0, 0.05, 0.2, 0.5, 1])
+        bar = figure.colorbar(colours, cax=figure.add_axes(place), ticks=[0, 0.05, 0.2, 0.5, 1])
         bar.ax.tick_params(length=2, labelsize=6.5)
         out = io.BytesIO()
         FigureCanvasAgg(figure)

@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said
     [
         (None, "init_from"),
         ("empty", "vocab.json with merges.txt"),
-        ("nowhere", "not a folder"),
+        ("nowhere", "hf:owner/name"),
     ],
 )
 def test_what_has_no_tokenizer_is_the_users_mistake(path, said, tmp_path):
