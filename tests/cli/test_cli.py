@@ -74,7 +74,7 @@ FILES = [file for file in CONF.glob("*/*.yaml") if file.parent.name not in OVER_
 def test_every_setting_in_a_yaml_file_has_a_comment(file):
     found = flat(yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader))
     names = [re.sub(r"\[.*", "", name) for name in found]
-    own = [one for one in names if not re.search(r"^(defaults|hydra)\b|_target_$", one)]
+    own = [one for one in names if one and not re.search(r"^(defaults|hydra)\b|_target_$", one)]
     comments = read_comments(file, "GROUP")
     assert [one for one in own if not any(c.endswith(one) for c in comments)] == []
 
