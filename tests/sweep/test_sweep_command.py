@@ -86,11 +86,6 @@ def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_o
         (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: hydra."),
         ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1"),
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: combined"),
-        pytest.param(
-            *(["recipe=llama3,mistral", "attn.window=null", "position.base=7"], {}),
-            "recipe: llama3 and mistral",
-            marks=pytest.mark.slow,
-        ),
         (
             [],
             {"variants": ["attn=gqa attn.num_kv_heads=3"]},

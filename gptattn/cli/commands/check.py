@@ -115,11 +115,9 @@ def _build_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
     torch.manual_seed(seed)
     layers = [block.attention for block in build_model(cfg, 1).layers()]
     draw_weights(layers)
-    stacks = list(list_stacks(layers, cfg))
-    for stack in stacks:
-        for layer in stack.layers:
-            layer.eval()
-    return stacks
+    for layer in layers:
+        layer.eval()
+    return list(list_stacks(layers, cfg))
 
 
 def _inputs(stack: Stack) -> torch.Tensor:
