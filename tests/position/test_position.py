@@ -1,6 +1,6 @@
 """Positions by hand: each encoding's numbers, and how they are read by position.
 
-tests/weights compares rotary positions with transformers' Llama.
+transformers has the numbers of a stretched context; tests/weights compares its whole Llama.
 """
 
 import math
@@ -9,6 +9,9 @@ import pytest
 import torch
 from building import build_gpt, menu
 from contract import assert_same, draw
+from hugging import SIZES, keep_float64, rope
+from transformers import LlamaConfig
+from transformers.models.llama import modeling_llama
 
 from gptattn.position import LearnedPosition, LinearBias, RotaryPosition, SinusoidalPosition
 
@@ -131,8 +134,34 @@ def test_a_part_of_each_head_turns_as_a_smaller_head_would_and_the_rest_passes()
         assert torch.equal(turned[..., 4:], x[..., 4:])
 
 
+@pytest.mark.parametrize(
+    ("stretch", "original", "base"), [(2.0, 64, 10_000.0), (4.0, 16, 100.0), (11.0, 4096, 500.0)]
+)
+@pytest.mark.parametrize("fraction", [1.0, 0.4])
+def test_a_stretched_context_turns_as_transformers_yarn_does(stretch, original, base, fraction):
+    yarn = {
+        "rope_type": "yarn",
+        "factor": stretch,
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": fraction,
+    }
+    size = 80  # of heads: the ramp from 32 turns to 1 covers many pairs
+    sizes = SIZES | {"head_dim": size, "hidden_size": H * size, "max_position_embeddings": 4096}
+    config = LlamaConfig(**sizes, rope_parameters=rope(base, **yarn))
+    length = 97
+    q = torch.randn(1, H, length, size, dtype=torch.float64)
+    with keep_float64():
+        cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(q, torch.arange(length)[None])
+    turned = int(fraction * size)
+    assert cos.shape[-1] == turned
+    expected, _ = modeling_llama.apply_rotary_pos_emb(q[..., :turned], q[..., :turned], cos, sin)
+    position = RotaryPosition(length, size, base, fraction, stretch, original)
+    got, _ = position.rotate(q, q, range(length))
+    torch.testing.assert_close(got[..., :turned], expected, rtol=0, atol=1e-11)
+    assert torch.equal(got[..., turned:], q[..., turned:])
+
+
 def test_a_context_was_as_long_as_its_stretch_says_before():
-    # tests/attention compares the frequencies with transformers' YaRN.
     long = RotaryPosition(4096, 64, stretch=4.0)
     explicit = RotaryPosition(4096, 64, stretch=4.0, original_context=1024)
     assert torch.equal(explicit.cos_TR, long.cos_TR)
