@@ -30,12 +30,6 @@ def documents(x: Tensor, rows: Sequence[Sequence[int]]) -> list[Tensor]:
     return [part[None] for row, own in zip(x, rows, strict=True) for part in row.split(list(own))]
 
 
-def joined(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
-    """The reverse of `documents`."""
-    left = iter(parts)
-    return torch.stack([torch.cat([next(left)[0] for _ in row]) for row in rows])
-
-
 def test_what_does_not_keep_documents_apart_refuses_them():
     attention = ForeignAttention(Mixer(E, E), E, E, T)
     shared = Shared(Documents.numbered(numbers([(4, 7)])))
@@ -74,8 +68,8 @@ def test_rows_of_many_blocks_keep_documents_apart(variant, window):
     attention = build_attention(variant, **sizes, window=window).double()
     x = draw(len(LONG), 300, 8).requires_grad_()
     together = attention(x, None, Shared(Documents.numbered(numbers(LONG))))
-    alone = joined([attention(part) for part in documents(x, LONG)], LONG)
-    assert_agree(together, alone, [x, *attention.parameters()], atol=1e-11)
+    alone = [attention(part) for part in documents(x, LONG)]
+    assert_agree(documents(together, LONG), alone, [x, *attention.parameters()], atol=1e-11)
 
 
 @pytest.mark.parametrize("variant", APART)

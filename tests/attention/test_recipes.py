@@ -203,18 +203,15 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
     if recipe == "minimax":  # the middle quarters of a head change places: see `release`
         swapped = lambda w: w.view(-1, 2, 2, D // 4, E).transpose(1, 2)  # noqa: E731
         turned = ((mine.W_query.weight, theirs.q_proj), (mine.W_key.weight, theirs.k_proj))
-        found = [pair for pair in found if all(pair.mine is not one for one, _ in turned)]
         found += [Pair(one, other.weight, swapped) for one, other in turned]
     if isinstance(mine, DifferentialAttention):
         # The halves of a value are neighbours here, and G / 2 heads apart there.
         apart = lambda w: w.view(2, mine.num_kv_heads // 2, D, E).transpose(0, 1)  # noqa: E731
-        found = [pair for pair in found if pair.mine is not mine.W_value.weight]
         found.append(Pair(mine.W_value.weight, theirs.v_proj.weight, apart))
         found.append(Pair(mine.norm_gain, theirs.groupnorm.weight))
         for name in ("q1", "k1", "q2", "k2"):
             own, other = f"lambda_{name}_D", f"lambda_{name}"
             found.append(Pair(mine.get_parameter(own), theirs.get_parameter(other)))
-        return found
     parts = getattr(mine, "parts", {})
     if "qk_norm" in parts and recipe != "llama4":  # whose norm has no gain
         less = 1.0 if recipe in ("gemma3", "qwen3_next") else 0.0  # their gains are 1 + w
@@ -223,11 +220,10 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
     if "sink" in parts:
         found.append(Pair(parts["sink"].sink_H, theirs.sinks))
     if "gate" in parts:  # theirs holds, head by head, D rows of queries and D of gates
-        found = [pair for pair in found if pair.mine is not mine.W_query.weight]
         for i, weight in enumerate((mine.W_query.weight, parts["gate"].W_gate.weight)):
             part = lambda w, i=i: w.view(H, 2, D, E)[:, i]  # noqa: E731
             found.append(Pair(weight, theirs.q_proj.weight, part))
-    return found
+    return [*{id(pair.mine): pair for pair in found}.values()]  # the last one for each
 
 
 def release(

@@ -1,5 +1,6 @@
 """Muon against a singular value decomposition in float64, the published texts, and torch's own."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -47,14 +48,16 @@ def test_directions_are_the_polar_factors_of_the_averages(nesterov):
             torch.testing.assert_close(states[i]["momentum"], averages[i])
 
 
-def jordan(x: Tensor, steps: int) -> Tensor:
-    """Newton-Schulz as https://kellerjordan.github.io/posts/muon has it, but for bfloat16."""
-    a, b, c = (3.4445, -4.7750, 2.0315)
-    x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
+def iterate(x: Tensor, coefficients: Sequence[tuple[float, float, float]]) -> Tensor:
+    for a, b, c in coefficients:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x
+
+
+def jordan(x: Tensor, steps: int) -> Tensor:
+    """Newton-Schulz as https://kellerjordan.github.io/posts/muon has it, but for bfloat16."""
+    return iterate(x / (x.norm() + 1e-7), [(3.4445, -4.7750, 2.0315)] * steps)
 
 
 def amsel(x: Tensor, steps: int) -> Tensor:
@@ -71,10 +74,7 @@ def amsel(x: Tensor, steps: int) -> Tensor:
     ]
     safe = [(a / 1.01, b / 1.01**3, c / 1.01**5) for a, b, c in listed[:-1]] + [listed[-1]]
     x = x / (x.norm() * 1.01 + 1e-7)
-    for a, b, c in safe[:steps] + [safe[-1]] * (steps - len(safe)):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x
+    return iterate(x, safe[:steps] + [safe[-1]] * (steps - len(safe)))
 
 
 @pytest.mark.parametrize(

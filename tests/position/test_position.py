@@ -125,15 +125,6 @@ def test_alibis_distances_stay_exact_far_away_and_in_16_bits():
     assert_same(low.diff(dim=-1).double(), LinearBias(8).decay(range(3)).diff(dim=-1), atol=0)
 
 
-def test_a_part_of_each_head_turns_as_a_smaller_head_would_and_the_rest_passes():
-    q, k = draw(B, H, T, D), draw(B, 3, T, D)
-    partial = RotaryPosition(T, D, fraction=0.4).rotate(q, k, range(T))
-    small = RotaryPosition(T, 4).rotate(q[..., :4], k[..., :4], range(T))
-    for turned, expected, x in zip(partial, small, (q, k), strict=True):
-        assert torch.equal(turned[..., :4], expected)
-        assert torch.equal(turned[..., 4:], x[..., 4:])
-
-
 @pytest.mark.parametrize(
     ("stretch", "original", "base"), [(2.0, 64, 10_000.0), (4.0, 16, 100.0), (11.0, 4096, 500.0)]
 )
