@@ -118,5 +118,5 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "
-        f"the nearest are {' and '.join(reached[found] for found in near)}",
+        f"nearest: {' and '.join(reached[found] for found in near)}",
     )

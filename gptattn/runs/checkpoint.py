@@ -145,7 +145,6 @@ def remove_old(folder: RunFolder, newest: Path) -> None:
     steps are being repeated.
     """
     known = folder.known_checkpoints()
-    later = [path for path in known if step_of(path) > step_of(newest)]
-    earlier = [path for path in known if step_of(path) < step_of(newest)]
-    for path in [*later, *earlier[KEPT - 1 :]]:
+    kept = [path for path in known if step_of(path) <= step_of(newest)][:KEPT]
+    for path in {*known} - {*kept}:
         path.unlink(missing_ok=True)

@@ -51,22 +51,15 @@ class RunFolder:
         self.config_file = self.path / CONFIG
         # One row of metrics per line, appended as they are measured: the source of truth.
         self.rows_file = self.path / ROWS
-        # Written last: it exists if the run is done.
-        self.summary_file = self.path / SUMMARY
-        # `step=40.safetensors`, and the one before.
-        self.checkpoints = self.path / "checkpoints"
+        self.summary_file = self.path / SUMMARY  # written last: it exists if the run is done
+        self.checkpoints = self.path / "checkpoints"  # `step=40.safetensors`, and the one before
         # The weights of a converted model, which has no checkpoints; a run has no such file.
         self.weights_file = self.path / "model.safetensors"
-        # Copies of the tokenizer's files, since the original path may move.
-        self.tokenizer = self.path / tokenizer.FOLDER
-        # The default folder for pictures of the run's attention.
-        self.maps = self.path / "attention"
-        # The console output of a run that is part of a sweep.
-        self.console_file = self.path / "console.log"
-        # Marks a result that no longer counts, and says why.
-        self.replaced_file = self.path / REPLACED
-        # Why the run ended early.
-        self.failure_file = self.path / FAILURE
+        self.tokenizer = self.path / tokenizer.FOLDER  # copies, since the original path may move
+        self.maps = self.path / "attention"  # the default folder for pictures
+        self.console_file = self.path / "console.log"  # of a run that is part of a sweep
+        self.replaced_file = self.path / REPLACED  # why a result no longer counts
+        self.failure_file = self.path / FAILURE  # why the run ended early
 
     @property
     def begun(self) -> bool:

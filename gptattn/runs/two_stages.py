@@ -6,9 +6,10 @@ Their spread decided how many followed, so a report must know them.
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from gptattn.machine import disk
 from gptattn.settings.identity import settings_key
@@ -26,8 +27,8 @@ class FirstStage(NamedTuple):
 class TwoStages(msgspec.Struct, frozen=True):
     """The seeds that a sweep began with, and the half widths, nats, by `variant_key`."""
 
-    first: tuple[int, ...]
-    half_widths: dict[str, float]
+    first: Annotated[tuple[int, ...], Meta(min_length=1)]
+    half_widths: dict[str, Annotated[float, Meta(ge=1e-6, le=100)]]
 
     def of(self, settings: Mapping[str, Any]) -> FirstStage | None:
         """Return the first stage of a run with these settings; None if it had none."""
@@ -43,11 +44,9 @@ def variant_key(settings: Mapping[str, Any]) -> str:
 def read_two_stages(sweep: Path) -> TwoStages | None:
     """Return the record in the sweep's folder; None without one that can be read."""
     try:
-        found = msgspec.json.decode((sweep / NAME).read_bytes(), type=TwoStages)
+        return msgspec.json.decode((sweep / NAME).read_bytes(), type=TwoStages)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
-    sound = all(1e-6 <= half_width <= 100 for half_width in found.half_widths.values())
-    return found if found.first and sound else None
 
 
 def write_two_stages(sweep: Path, stages: TwoStages) -> None:

@@ -341,14 +341,12 @@ def check(cfg: TrainConfig) -> None:
             f"the {names} layers of {cfg.choices['attn']} do not fit model.num_layers={layers}; "
             f"give model.num_layers={names} or more",
         )
-    if cfg.match in ("params", "flops"):
-        changes = f"{cfg.match} changes the MLP's width"
-        if cfg.model.mlp == "none":
-            raise ConfigError(
-                "match", f"{changes}, but model.mlp=none has no MLP; leave one of them out"
-            )
-        if cfg.init_from is not None:
-            raise ConfigError("match", f"{changes}, but init_from fixes it; leave one of them out")
+    if cfg.match in ("params", "flops") and (cfg.model.mlp == "none" or cfg.init_from is not None):
+        fixes = "model.mlp=none" if cfg.model.mlp == "none" else "init_from"
+        raise ConfigError(
+            "match",
+            f"{cfg.match} changes the MLP's width, which {fixes} fixes; leave one of them out",
+        )
     name = cfg.experiment_name
     if {"", ".", ".."} & {*name.split("/")} or not name.isprintable() or len(name.encode()) > 200:
         raise ConfigError(

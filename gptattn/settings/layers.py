@@ -15,7 +15,7 @@ from gptattn.settings.config import Settings, Spec
 from gptattn.settings.construct import arguments_of, find_target
 from gptattn.settings.values import suggest
 
-GROUPS = {"attn": "attention", "position": "position", "part": "parts"}  # of a layer
+GROUPS = {"attn": "attention", "position": "position", "part": "part"}  # of a layer
 MIN_TOKENS = 8  # of a window that shrinks with the context
 
 
@@ -114,8 +114,8 @@ def read_layers(
         if not having:
             own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
             theirs = [f"{name} has {', '.join(names)}" for name, names in own.items()]
-            kind = "attention" if group == "attn" else group
-            raise ConfigError(key, f"no {kind} in {shown} has it; {'; '.join(theirs)}")
+            said = f"no {GROUPS[group]} in {shown} has it; {'; '.join(theirs)}"
+            raise ConfigError(key, said)
         value = getattr(command, group)
         value = value[part][setting] if part else value[setting]
         # backend=fla is for the layers with a state, backend=flex for the others.

@@ -50,11 +50,12 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
         if several := re.match("Ambiguous value for argument '([^=]+)=([^']*)'", message):
             how = f"add -m to run each, or write {several[1]}=[{several[2]}] for a list"
             return ConfigError(several[1], f"{several[2]} gives several values; {how}")
-        said = "; ".join(line for line in map(str.strip, message.splitlines()) if line)
+        said = " ".join(message.split("\n")[:2])
         for override in overrides:
             key = override.lstrip("+~").partition("=")[0]
-            if re.search(rf"(^|\W){re.escape(key)}\b", message):
-                return ConfigError(key, said + "; leave the + out" * override.startswith("+"))
+            if re.search(rf"(?<!\w){re.escape(key)}(?!\.?\w)", message):
+                adds = override.startswith("+") and "+" not in said
+                return ConfigError(key, said + "; leave the + out" * adds)
         return ConfigError("command line", said)
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:

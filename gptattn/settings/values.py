@@ -42,7 +42,6 @@ NAMES_ELSEWHERE = {
     "data=hf data.name=OWNER/NAME": "wikitext openwebtext fineweb tinystories c4 the_pile",
     "gpu": "cuda",
     "attn": "attention",
-    "part": "parts",
     "data": "dataset",
     "trainer": "device accelerator",
     "model.num_layers": "layer layers n_layer n_layers depth",
@@ -56,7 +55,6 @@ NAMES_ELSEWHERE = {
     "optim.warmup_fraction": "warmup warmup_steps",
     "budget.steps": "epochs max_steps max_iters iters iterations",
     "budget.seconds": "minutes time",
-    "batch_size": "batch",
     "data.path": "file text_file",
     "experiment_name": "experiment_dir",
     "run_dir": "out out_dir output_dir logdir",
@@ -143,6 +141,7 @@ def check_type(field: str, value: Any, hint: Any) -> Any:
         words = [str(word) for kind in literals for word in get_args(kind)]
         wanted = re.match("Expected `(.*?)`([^,]*)", str(error))
         if wanted is None:
+            words += [TYPE_NAMES["int"]] if int in _list_options(hint) else []
             raise ConfigError(field, f"{value!r} is unknown; {suggest(value, words)}") from None
         names = TYPE_NAMES | ({"str": " or ".join(words)} if words else {})
         kinds = " or ".join(names.get(kind, kind) for kind in wanted[1].split(" | "))

@@ -25,16 +25,11 @@ class SafeCheckpointIO(CheckpointIO):
     """Writes and reads checkpoints for Lightning: safetensors and JSON, no pickle."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+        self, checkpoint: dict[str, Any], path: str | Path, *args: Any, **kwargs: Any
     ) -> None:
         write_checkpoint(Path(path), checkpoint)
 
-    def load_checkpoint(
-        self,
-        path: str | Path,
-        map_location: Any | None = None,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:

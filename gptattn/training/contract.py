@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     width = min(cfg.model.d_model, 8 * heads * max(1, WIDTH // (8 * heads)))
     narrow = replace(cfg, model=replace(cfg.model, d_model=width))
     small = replace(narrow, model=replace(narrow.model, context_length=TOKENS))
-    attempts = [(c, t) for c in (small, narrow, cfg) for t in (torch.float64, torch.float32)]
+    attempts = [*product((small, narrow, cfg), (torch.float64, torch.float32))]
     notes: dict[str, None] = {}
     passed: set[int] = set()
     for i, (sizes, dtype) in enumerate(attempts):

@@ -77,10 +77,8 @@ class Board(TensorBoardLogger):
     """
 
     def __init__(self, folder: RunFolder, of_task: bool, purge_step: int | None = None) -> None:
-        purge: dict[str, Any] = {} if purge_step is None else {"purge_step": purge_step}
-        super().__init__(
-            folder.path, name="", version="", default_hp_metric=False, flush_secs=10, **purge
-        )
+        options = {"default_hp_metric": False, "flush_secs": 10, "purge_step": purge_step}
+        super().__init__(folder.path, name="", version="", **options)
         self._of_task = of_task
         self._end_of_session: Any = None
 

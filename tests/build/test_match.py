@@ -6,11 +6,10 @@ from functools import cache
 import pytest
 import torch
 from building import read_file, settings, slow_but
-from support import TINY, summary, train
+from support import TINY, refuses, summary, train
 
 from gptattn.build.match import apply_match
 from gptattn.build.model import build_model
-from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
@@ -68,26 +67,18 @@ def test_an_override_of_the_variant_is_not_one_of_the_reference():
 
 def test_the_cache_is_matched_by_key_value_heads():
     cfg = tiny("attn=gqa", "match=kv_cache", "match_to=mqa")
-    assert cfg.attn["num_kv_heads"] == 1
-    assert cost(cfg).kv_bytes_per_token == 2 * 4 * 4  # a key and a value of 4 float32 numbers
+    # A key and a value of 4 float32 numbers.
+    assert (cfg.attn["num_kv_heads"], cost(cfg).kv_bytes_per_token) == (1, 2 * 4 * 4)
 
 
 def test_no_width_that_is_near_enough_is_an_error():
     # Without the MLP's width to take from, MHA keeps its 3 further heads of keys and values:
     # 2 * (16 * 12 + 12) = 408 parameters more than MQA's 5,177.
-    with pytest.raises(ConfigError, match=r"within 1% of mqa's 5,177; the nearest, d_mlp=1, gives"):
+    with refuses("match: mqa's 5,177; the nearest, d_mlp=1"):
         tiny("model.d_mlp=1", "attn=mha", "match=params", "match_to=mqa")
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "match=params",
-        "match=flops",
-        "match=kv_cache match_to=gqa",
-        "match=kv_cache match_to=mqa attn.num_kv_heads=2 attn.window=0.25 model.num_heads=2",
-    ],
-)
+@pytest.mark.parametrize("how", ["match=params", "match=kv_cache match_to=gqa"])
 def test_a_match_that_is_made_stays_as_it_is(how):
     # A resumed run matches the settings in its config.yaml, which are matched already.
     cfg = tiny("attn=gqa", "attn.num_kv_heads=1", *how.split())
@@ -108,8 +99,7 @@ def test_a_cache_out_of_reach_names_the_nearest():
     # head and a window of W: 4 * (8 * G + 4) * W / 16 bytes, so 14 * G + 7 with W = 7, and 9 * W
     # with G = 4. MQA has 4 * 8 = 32.
     own = ["attn=gqa", "part=[forget]", "attn.num_kv_heads=4", "attn.window=7"]
-    near = "35 with num_kv_heads=2 and 36 with window=4"
-    with pytest.raises(ConfigError, match=f"gqa.forget cannot have the 32 .* nearest are {near}"):
+    with refuses("match: 35 with num_kv_heads=2 and 36 with window=4"):
         tiny(*own, "match=kv_cache", "match_to=mqa")
 
 
@@ -121,6 +111,5 @@ def test_what_was_matched_is_printed_logged_and_in_the_summary(tmp_path, capfd):
     assert said in (run / "metrics.jsonl").read_text()
     match = record["match"]
     assert (match["what"], match["to"], match["field"]) == ("params", "mha", "model.d_mlp")
-    assert (match["before"], match["after"]) == (64, 72)
+    assert (match["before"], match["after"]) == (64, record["hyperparameters"]["d_mlp"]) == (64, 72)
     assert match["reached"] == record["metrics"]["cost/params"] == match["target"] - 8
-    assert record["hyperparameters"]["d_mlp"] == 72

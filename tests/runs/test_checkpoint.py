@@ -76,25 +76,20 @@ def test_damage_is_one_line(tmp_path):
     path = tmp_path / "a.safetensors"
     write_checkpoint(path, CONTENT)
     whole = path.read_bytes()
-    assert read_checkpoint(path)["global_step"] == 3
-    cut = [b"", whole[:100], whole[:-1]]  # nothing, in the header, at the end
     altered = [bytearray(whole), bytearray(whole)]
     altered[0][-1] ^= 1  # a weight
     altered[1][whole.index(b"global_step") + 14] ^= 1
-    for damaged in [*cut, *altered]:
+    for damaged in [b"", whole[:100], whole[:-1], *altered]:
         path.write_bytes(damaged)
         with refuses("*: a.safetensors", 4):
             read_checkpoint(path)
 
 
 def test_what_is_no_checkpoint_is_one_line(tmp_path):
-    save_file({"w": torch.ones(3)}, tmp_path / "weights.safetensors")
-    with refuses("*: header", 4):
-        read_checkpoint(tmp_path / "weights.safetensors")
-    torch.save(CONTENT, tmp_path / "pickle.safetensors")
-    with refuses("*: complete", 4):
-        read_checkpoint(tmp_path / "pickle.safetensors")
-    with refuses("*: does not exist", 4):
-        read_checkpoint(tmp_path / "none.safetensors")
+    save_file({"w": torch.ones(3)}, tmp_path / "weights")
+    torch.save(CONTENT, tmp_path / "pickle")
+    for name, word in (("weights", "header"), ("pickle", "complete"), ("none", "not exist")):
+        with refuses(f"*: {word}", 4):
+            read_checkpoint(tmp_path / name)
     with refuses("*: cannot be read", 4):
         read_checkpoint(tmp_path)

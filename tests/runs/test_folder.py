@@ -41,10 +41,9 @@ def test_settings_are_read_as_they_were_written_also_those_of_another_version(tm
     assert run.read_settings()["seed"] == 7
     (tmp_path / "config.yaml").write_text("attention: mha\n")
     assert run.read_settings() == {"attention": "mha"}
-    for text in ("a: [1", "- 1"):
-        (tmp_path / "config.yaml").write_text(text)
-        with pytest.raises(ValueError, match=r"config\.yaml"):
-            run.read_settings()
+    (tmp_path / "config.yaml").write_text("a: [1")
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        run.read_settings()
 
 
 def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path):

@@ -35,8 +35,6 @@ TYPED = {
     "optim.lr='${no}'": ("optim.lr", "no"),
     # Types
     "seed=one": ("seed", "whole number"),
-    "model.num_layers=null": ("model.num_layers", "null"),
-    "model.qkv_bias=2": ("model.qkv_bias", "true or false"),
     "budget=3": ("budget", "budget.NAME"),
     "part={gate:3}": ("part.gate", "table"),
     "attn": ("attn", "name=value"),

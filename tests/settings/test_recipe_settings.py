@@ -1,34 +1,34 @@
 """Recipes as settings: what reaches which layer, how their numbers shrink, and what is refused."""
 
+from typing import Any
+
 import pytest
 import torch
 from building import menu
+from support import refuses
 
 from gptattn.build.model import build_model, describe_missing_parts
 from gptattn.cli.commands.check import check as check_all
-from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
 from gptattn.settings.compose import settings
 
 WIDE = ("model.d_model=128", "model.num_heads=16", "model.context_length=8192")
 
 
-def layers_of(*overrides: str) -> dict:
-    return settings(overrides).layers
+def read_layer(layer: str, *overrides: str) -> dict[str, Any]:
+    return settings(overrides).layers[layer]["attn"]
 
 
 def test_numbers_shrink_by_one_rule():
-    gemma3 = layers_of("recipe=gemma3", *WIDE)
-    assert gemma3["local"]["attn"]["num_kv_heads"] == 8  # two query heads each
-    assert gemma3["local"]["attn"]["window"] == 1024 * 8192 // 32768
-    assert gemma3["full"]["attn"]["window"] is None
+    local = read_layer("local", "recipe=gemma3", *WIDE)
+    assert local["num_kv_heads"] == 8  # two query heads each
+    assert local["window"] == 1024 * 8192 // 32768
     # Groups of 16 would leave one head of keys and values; two must remain.
-    assert layers_of("recipe=glm4", *WIDE)["full"]["attn"]["num_kv_heads"] == 2
+    assert read_layer("full", "recipe=glm4", *WIDE)["num_kv_heads"] == 2
     # Groups of at most 8 that divide 12 heads; a window of 3 tokens becomes one of 8.
-    small = layers_of("recipe=gpt_oss", "model.num_heads=12", "model.d_model=96")
-    assert small["local"]["attn"]["num_kv_heads"] == 2
-    assert small["local"]["attn"]["window"] == 8
-    assert layers_of("recipe=llama3", "model.num_heads=1")["full"]["attn"]["num_kv_heads"] == 1
+    small = read_layer("local", "recipe=gpt_oss", "model.num_heads=12", "model.d_model=96")
+    assert (small["num_kv_heads"], small["window"]) == (2, 8)
+    assert read_layer("full", "recipe=llama3", "model.num_heads=1")["num_kv_heads"] == 1
 
 
 def test_what_is_typed_for_all_layers_reaches_those_that_have_it():
@@ -79,25 +79,18 @@ def test_layers_that_cannot_take_a_part_are_named():
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("recipe=gemma3 model.num_layers=4", "pattern: the 6 layers of gemma3 do not fit model."),
-        ("recipe=gemma3 attn=mha", "attn: cannot be combined with recipe=gemma3, which names"),
-        (
-            "recipe=gemma3 attn.kv_rank=3",
-            "attn.kv_rank: no attention in recipe=gemma3 has it; loc",
-        ),
-        ("pattern=[gqa] layers={a:{attn:mha}}", "layers.a: is not in pattern=[gqa]; did you"),
-        ("pattern=[a] layers={a:{part:[sink]}}", "layers.a: has no attention; give {attn: gqa}"),
-        ("pattern=[a] layers={a:{attn:mha,parts:[sink]}}", "layers.a.parts: is no setting; did"),
-        (
-            "pattern=[a] layers={a:{attn:{mha:{},mqa:{}}}}",
-            "layers.a.attn: takes one name, not mha and mqa; give layers.a.attn=NAME",
-        ),
+        ("recipe=gemma3 model.num_layers=4", "pattern: 6 layers"),
+        ("recipe=gemma3 attn=mha", "attn: combined"),
+        ("recipe=gemma3 attn.kv_rank=3", "attn.kv_rank: local has"),
+        ("pattern=[gqa] layers={a:{attn:mha}}", "layers.a: not in pattern"),
+        ("pattern=[a] layers={a:{part:[sink]}}", "layers.a: {attn: gqa}"),
+        ("pattern=[a] layers={a:{attn:mha,parts:[sink]}}", "layers.a.parts: part"),
+        ("pattern=[a] layers={a:{attn:{mha:{},mqa:{}}}}", "layers.a.attn: mha and mqa"),
     ],
 )
 def test_a_mistake_names_its_field(typed, said):
-    with pytest.raises(ConfigError) as error:
+    with refuses(said):
         settings(typed.split())
-    assert str(error.value).startswith(said)
 
 
 @pytest.mark.slow

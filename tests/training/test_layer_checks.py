@@ -109,35 +109,26 @@ def test_the_flops_of_a_foreign_module_are_counted_by_hand():
 
 
 class Causal(nn.Module):
-    """Attention on one row of two heads of 4 numbers, by torch's function or by a mask."""
-
-    def __init__(self, *, masked: bool) -> None:
-        super().__init__()
-        self.given = {"attn_mask": torch.ones(16, 16).tril()} if masked else {"is_causal": True}
+    """Attention of two heads of 4 numbers, by torch's function."""
 
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
-        return F.scaled_dot_product_attention(heads, heads, heads, **self.given)
+        return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
 
 
-def test_pairs_that_torch_leaves_out_are_not_counted():
+def test_pairs_that_torch_leaves_out_are_not_counted_and_a_module_may_count_its_own_flops():
     # Of 16 x 16 pairs 136 are causal; 4 numbers in a score and 4 in a sum, in two heads.
-    for masked, pairs in ((False, 136), (True, 256)):
-        attention = ForeignAttention(Causal(masked=masked), 8, 8, 16)
-        assert attention.flops(16, 16) == 2 * 2 * pairs * (4 + 4)
-
-
-def test_a_plain_module_may_count_its_own_flops():
-    module = Causal(masked=True)
+    module = Causal()
+    assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 2 * 2 * 136 * (4 + 4)
     module.flops = lambda T, S: 5 * T * S
     assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 5 * 256
 
 
 def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path):
-    given = replace(foreign("PeeksOneAhead", *tiny(tmp_path)), checks=True)
+    given, run = foreign("PeeksOneAhead", *tiny(tmp_path)), tmp_path / "run"
     with process_state(), refuses("attn: PeeksOneAhead"):
-        train(given, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        train(given, run)
+    assert not run.exists()
     with process_state():
-        train(replace(given, checks=False), tmp_path / "run")
-    assert (tmp_path / "run" / "summary.json").exists()
+        train(replace(given, checks=False), run)
+    assert (run / "summary.json").exists()

@@ -60,15 +60,10 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run):
 
 
 def test_the_config_is_plain_resolved_yaml(run):
-    text = (run / "config.yaml").read_text(encoding="utf-8")
     settings = config(run)
-    assert "${" not in text
-    assert "!!" not in text
-    assert settings["model"]["num_layers"] == 2
-    assert settings["optim"]["lr"] == 2.0e-3
-    assert settings["optim"]["eps"] == 1.0e-8
+    assert "${" not in (run / "config.yaml").read_text(encoding="utf-8")
+    assert (settings["model"]["num_layers"], settings["optim"]["lr"]) == (2, 2.0e-3)
     assert settings["choices"]["attn"] == run.parents[2].name
-    assert settings["choices"]["position"] == "learned"
 
 
 def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run):
@@ -86,11 +81,9 @@ def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run):
 
 def test_progress_counts_tokens_and_flops(run):
     per_token = summary(run)["metrics"]["cost/flops_per_token"]
-    tokens = [4 * 16 * step for step in (1, 2, 3, 4)]
-    assert sorted({value for _, value in series(run, "progress/tokens")}) == tokens
-    assert sorted({value for _, value in series(run, "progress/flops")}) == [
-        count * per_token for count in tokens
-    ]
+    for step, tokens in series(run, "progress/tokens"):
+        assert tokens == 4 * 16 * step
+    assert series(run, "progress/flops")[-1] == (4, 4 * 4 * 16 * per_token)
     seconds = [value for _, value in series(run, "progress/seconds")]
     assert seconds == sorted(seconds)
     assert seconds[0] > 0
@@ -103,11 +96,10 @@ def test_the_summary_is_complete(run):
     assert (record["experiment"], record["run"]) == (run.parent.name, run.name)
     assert (record["steps"], record["budget"]) == (4, "4 steps")
     assert record["metrics"].keys() >= TRAIN_METRICS | VAL_METRICS | COSTS
-    data = record["data"]
-    count = len(TEXT.encode())
+    data, held_out = record["data"], round(len(TEXT.encode()) / 10)
     assert (data["tokenizer"], data["vocab_size"]) == ("byte", 256)
-    assert data["val_tokens"] == data["val_bytes"] == round(count / 10)
-    assert data["train_tokens"] == count - round(count / 10)
+    assert data["val_tokens"] == data["val_bytes"] == held_out
+    assert data["train_tokens"] == len(TEXT.encode()) - held_out
     environment = record["environment"]
     assert (environment["threads"], environment["processes"]) == (1, 1)
     assert environment["libraries"]["torch"] == torch.__version__
@@ -123,12 +115,10 @@ def test_the_summary_ends_with_the_last_rows(run):
 
 
 def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
-    for row in rows(run):
-        if "val/loss" in row:
-            assert row["val/perplexity"] == pytest.approx(2.718281828459045 ** row["val/loss"])
-            # Each token is a byte here, and a nat is 1.4427 bits.
-            bits = row["val/loss"] * 1.4426950408889634
-            assert row["val/bits_per_byte"] == pytest.approx(bits)
+    metrics = summary(run)["metrics"]
+    assert metrics["val/perplexity"] == pytest.approx(2.718281828459045 ** metrics["val/loss"])
+    # Each token is a byte here, and a nat is 1.4427 bits.
+    assert metrics["val/bits_per_byte"] == pytest.approx(metrics["val/loss"] * 1.4426950408889634)
 
 
 def events(run: Path) -> EventAccumulator:
@@ -139,15 +129,13 @@ def events(run: Path) -> EventAccumulator:
 # TensorBoard
 
 
-def test_tensorboard_shows_the_scalars_of_the_record(run):
+def test_tensorboard_has_each_value_of_the_record_in_the_same_order(run):
     shown = events(run)
-    # TensorBoard has each value of metrics.jsonl, in the same order, the costs at step 0.
-    for tag in TRAIN_METRICS | VAL_METRICS | COSTS:
-        scalars = [(event.step, event.value) for event in shown.Scalars(tag)]
-        expected = [(step, np.float32(value)) for step, value in series(run, tag)]
-        assert scalars == expected
     recorded = {name for row in rows(run) for name in row} - {"step", "time", "sample/text"}
-    assert set(shown.Tags()["scalars"]) == recorded
+    assert set(shown.Tags()["scalars"]) == recorded >= TRAIN_METRICS | VAL_METRICS | COSTS
+    for tag in recorded:
+        scalars = [(event.step, event.value) for event in shown.Scalars(tag)]
+        assert scalars == [(step, np.float32(value)) for step, value in series(run, tag)]
 
 
 def test_tensorboard_shows_charts_a_map_of_each_layer_and_the_samples(run):
@@ -196,6 +184,3 @@ def test_every_run_has_the_same_hyperparameters_and_metrics(runs):
     assert hparams(runs("mla")) == (types, tags, status)
     first, other = (summary(runs(variant))["hyperparameters"] for variant in ("gqa", "mla"))
     assert list(first) == list(other)
-
-
-# Figures of speed and memory
