@@ -332,6 +332,9 @@ def check(cfg: TrainConfig) -> None:
             f"{fall} and optim.warmup_fraction={warmup} exceed the budget; give at most "
             f"{1 - warmup:g}, or null",
         )
+    if cfg.layers and cfg.pattern is None:
+        names = ",".join(cfg.layers)
+        raise ConfigError("layers", f"are in no pattern; add pattern=[{names}], for example")
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
     layers, names = cfg.model.num_layers, len(cfg.pattern or [""])

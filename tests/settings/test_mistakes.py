@@ -47,6 +47,7 @@ TYPED = {
     # Patterns
     "pattern=[gqa,mq]": ("pattern", "mqa"),
     "pattern=[gqa,mqa,mha]": ("pattern", "model.num_layers=3"),
+    "layers={near:{attn:sliding}}": ("layers", r"pattern=\[near\]"),
     "pattern=gqa": ("pattern", r"\[a,b\]"),
     "pattern=[gqa,mqa] attn=gqa": ("attn", r"pattern=\[gqa,mqa\]"),
     "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
