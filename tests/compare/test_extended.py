@@ -57,8 +57,8 @@ def test_runs_extended_alike_are_compared_and_no_others(tmp_path):
         made["earlier"] = [{"earlier budget": budget} for budget in earlier]
         (run / "identity.json").write_text(json.dumps(made))
         assert RunFolder(run).read_provenance().budgets == earlier
-    found = load_comparison(tmp_path)
-    assert {section.title: [row.loss for row in section.rows] for section in found.sections} == {
+    sections = load_comparison(tmp_path).sections
+    assert {section.title: [row.loss for row in section.rows] for section in sections} == {
         "1,000 steps, then 2,000 steps": [1.5, 1.7],
         "1,000 steps until step 700, then 2,000 steps": [1.6],
         "2,000 steps": [1.4],

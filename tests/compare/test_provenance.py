@@ -29,8 +29,8 @@ def test_runs_of_different_code_are_different_rows(tmp_path):
     groups = group_runs(runs)
     assert sorted(len(members) for members in groups.values()) == [1, 2]
     assert set(groups) == {f"gqa code={run.code}" for run in runs}
-    warning = f"the runs differ in code that affects results: {CHANGED}"
-    assert differences_in_provenance(runs) == [warning]
+    (warning,) = differences_in_provenance(runs)
+    assert warning.endswith(CHANGED)
 
 
 def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path):

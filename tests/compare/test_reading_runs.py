@@ -38,41 +38,29 @@ def test_load_runs_has_a_row_per_run_with_metrics_and_settings(tmp_path):
     assert runs.attrs["skipped"] == [f"{sweep / 'bad'}: not finished"]
 
 
-def only_the_good_one_is_read(tmp_path: Path, bad: Path, reason: str = "") -> None:
-    runs, skipped = read_runs([tmp_path])
-    assert [run.folder.name for run in runs] == ["good"]
-    (line,) = skipped
-    assert line.startswith(f"{bad}: ")
-    assert reason in line
-    assert "\n" not in line
-
-
-@pytest.fixture
-def bad(tmp_path: Path) -> Path:
-    """A run for the test to damage, next to a good one."""
+@pytest.mark.parametrize(
+    ("file", "wrong"),
+    [
+        *(("config.yaml", content) for content in ("{", "- 1", CODE)),
+        *(("summary.json", content) for content in ("{", "[]", *WRONG)),
+        ("summary.json", None),
+        ("model.safetensors", ""),
+    ],
+)
+def test_a_run_that_is_damaged_or_has_no_result_is_named_and_skipped(file, wrong, tmp_path):
     write_run(tmp_path / "good", "mha", 1, 2.0)
-    return write_run(tmp_path / "bad", "mha", 2, 2.0)
-
-
-@pytest.mark.parametrize("content", ["{", "- 1", CODE])
-def test_damaged_settings_are_named_and_their_run_skipped(content, tmp_path, bad):
-    (bad / "config.yaml").write_text(content)
-    only_the_good_one_is_read(tmp_path, bad)
-
-
-@pytest.mark.parametrize("wrong", ["{", "[]", *WRONG], ids=str)
-def test_a_damaged_summary_is_named_and_its_run_skipped(wrong, tmp_path, bad):
+    bad = write_run(tmp_path / "bad", "mha", 2, 2.0)
     if isinstance(wrong, dict):
-        wrong = json.dumps(json.loads((bad / "summary.json").read_text()) | wrong)
-    (bad / "summary.json").write_text(wrong)
-    only_the_good_one_is_read(tmp_path, bad)
-
-
-def test_runs_without_a_result_are_named_and_skipped(tmp_path, bad):
-    (bad / "summary.json").unlink()
-    only_the_good_one_is_read(tmp_path, bad, "not finished")
-    (bad / "model.safetensors").write_bytes(b"")
-    only_the_good_one_is_read(tmp_path, bad, "converted weights that were not trained")
+        wrong = json.dumps(json.loads((bad / file).read_text()) | wrong)
+    if not wrong:  # the second has converted weights, which were not trained
+        (bad / "summary.json").unlink()
+    if wrong is not None:
+        (bad / file).write_text(wrong)
+    runs, (line,) = read_runs([tmp_path])
+    assert [run.folder.name for run in runs] == ["good"]
+    assert line.startswith(f"{bad}: ")
+    assert ("not trained" if wrong == "" else "not finished" if wrong is None else "") in line
+    assert "\n" not in line
 
 
 def test_folders_without_a_finished_run_are_an_error(tmp_path):
