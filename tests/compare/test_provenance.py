@@ -38,8 +38,7 @@ def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_
     write_run(tmp_path / "b", "gqa", 2, 3.0)
     runs = read_runs([tmp_path])[0]
     assert "gqa code=unknown" in group_runs(runs)
-    line = "the code of 1 run is unknown: it was not recorded"
-    assert line in differences_in_provenance(runs)
+    assert any("1 run is unknown" in line for line in differences_in_provenance(runs))
 
 
 def test_differences_in_code_and_machine_are_reported(tmp_path):
@@ -47,11 +46,9 @@ def test_differences_in_code_and_machine_are_reported(tmp_path):
     write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "processes": 2})
     libraries = {"libraries": {"torch": "2.12.0"}}
     write_run(tmp_path / "c", "mha", 3, 2.0, environment={"git_commit": "aaa", **libraries})
-    assert differences_in_provenance(read_runs([tmp_path])[0]) == [
-        "the runs differ in git_commit (aaa: 2 runs; bbb: 1 run)",
-        "the runs differ in torch (2.13.0: 2 runs; 2.12.0: 1 run)",
-        "the runs differ in processes (2: 2 runs; unknown: 1 run)",
-    ]
+    lines = " ".join(differences_in_provenance(read_runs([tmp_path])[0]))
+    for words in ("(aaa: 2 runs; bbb: 1 run)", "torch (2.13.0: 2", "processes (2: 2 runs; unknown"):
+        assert words in lines
 
 
 def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_path):

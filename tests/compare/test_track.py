@@ -171,8 +171,8 @@ NEW = range(21, 24)
 def entry(name: str, loss: float = 3.0, steps: int = 100, seeds: range = NEW, **others) -> Entry:
     losses = {seed: loss + 0.001 * (seed % 3 - 1) for seed in seeds}
     given = {"flops": 1e6 * steps, "params": 7, "caches": [256, 8192], "rate": 0.01}
-    own = given | {"code": INSTALLED, "regime": {"batch_size": "8"}} | others
-    return Entry(name=name, steps=steps, losses=losses, **own)
+    given |= {"code": INSTALLED, "regime": {"batch_size": "8"}} | others
+    return Entry(name=name, steps=steps, losses=losses, **given)
 
 
 def shipped(*of_ones_own: Entry) -> list[Entry]:
