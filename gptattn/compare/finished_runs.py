@@ -256,7 +256,7 @@ def _read(path: Path) -> Run:
         data=data,
         environment=_flat(summary.environment),
         match=summary.match,
-        finished=folder.done_at,
+        finished=folder.summary_file.stat().st_mtime,
         choices=_flat(recorded.get("choices", {})),
         steps=summary.steps,
         provenance=made,

@@ -80,11 +80,6 @@ class RunFolder:
         """Mark the run as a result that no longer counts."""
         self._write(REPLACED, f"{reason}\n")
 
-    @property
-    def done_at(self) -> float:
-        """When the run was done, in seconds since 1970. Raises OSError if it is not done."""
-        return self.summary_file.stat().st_mtime
-
     def read_settings(self) -> dict[str, Any]:
         """Return the settings as plain values, not checked: any version may have written them."""
         try:

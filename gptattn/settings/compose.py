@@ -144,16 +144,12 @@ def resume_settings(
             continue
         if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
-        if meaning(key) not in RESUMES:
-            # The command that started the run, with resume= added, names nothing new.
-            given = override.input_line in recorded.overrides
-            value = OmegaConf.select(cfg, key)
-            if not given and OmegaConf.select(node, key) != value:
-                raise ConfigError(
-                    key, "is fixed once a run has begun; leave it out, or start a new run"
-                )
-            continue
-        OmegaConf.update(node, key, OmegaConf.select(cfg, key), merge=False)
+        value, fixed = OmegaConf.select(cfg, key), "is fixed once a run has begun; leave it out"
+        if meaning(key) in RESUMES:
+            OmegaConf.update(node, key, value, merge=False)
+        # The command that started the run, with resume= added, names nothing new.
+        elif override.input_line not in recorded.overrides and OmegaConf.select(node, key) != value:
+            raise ConfigError(key, f"{fixed}, or start a new run")
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another

@@ -47,8 +47,6 @@ class Meaning(Enum):
     BOUND = "fixed once the run has begun; what it means for the result is recorded elsewhere"
 
 
-LONGEST_NAME = 100  # characters of `name`
-
 # What the files in conf/block set, by the beginnings of the names.
 OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
 
@@ -244,7 +242,7 @@ class Settings:
     logger: Annotated[dict[str, Spec], Meaning.VIEW]
     shared_init: bool
     checks: Annotated[bool, Meaning.VIEW]
-    name: Annotated[str | None, Meaning.VIEW]
+    name: Annotated[Annotated[str, Meta(max_length=100)] | None, Meaning.VIEW]
 
 
 class Layer(NamedTuple):
@@ -309,11 +307,8 @@ def check(cfg: TrainConfig) -> None:
     if steps is not None and steps < (cfg.init_from is None):
         raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
     build_dataclass(type(cfg), asdict(cfg))  # `replace` may have put something in
-    name = cfg.name
-    if name is not None and not (name.isprintable() and name.strip() and len(name) <= LONGEST_NAME):
-        raise ConfigError(
-            "name", f"is empty, too long or not printable; give 1 to {LONGEST_NAME} characters"
-        )
+    if cfg.name is not None and not (cfg.name.isprintable() and cfg.name.strip()):
+        raise ConfigError("name", "is blank or not printable; give another, or null")
     shares = cfg.trainer.processes * cfg.accumulate
     if cfg.batch_size % shares:
         raise ConfigError(

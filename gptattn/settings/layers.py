@@ -70,12 +70,10 @@ def read_layers(
     """
     assert command.pattern is not None
     shown = f"pattern=[{','.join(command.pattern)}]" if recipe is None else f"recipe={recipe}"
-    typed = {key.partition(".")[0] for key in keys}
-    own = {key.split(".")[1] for key in keys if key.startswith("layers.")}
-    # A pattern on the command line may leave out layers of a recipe.
-    whole = "pattern" not in typed or "layers" in keys
-    for name in command.layers:
-        if name not in command.pattern and (whole or name in own):
+    # A pattern may leave out layers of a recipe, but none that were typed.
+    typed = {key.split(".")[1] for key in keys if key.startswith("layers.")}
+    for name in command.layers if "layers" in keys else sorted(typed):
+        if name not in command.pattern:
             raise ConfigError(
                 f"layers.{name}", f"is not in {shown}; {suggest(name, command.pattern)}"
             )

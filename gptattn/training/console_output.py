@@ -19,7 +19,7 @@ from gptattn.training.callbacks import Samples, StepClock
 from gptattn.training.preflight import Ready
 
 LINE_SECONDS = 4.0  # between plain lines
-RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in the last table
+RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in a table
 
 
 class ConsoleProgress(L.Callback):
@@ -81,10 +81,8 @@ class ConsoleProgress(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.state.last
         train = f"train loss {last[TRAIN_LOSS]:.4f}  " if TRAIN_LOSS in last else ""
-        if ACCURACY in last:
-            figure = f"accuracy {last[ACCURACY]:.4f}"
-        else:
-            figure = f"{last[BITS]:.3f} bits/byte"
+        on_task = ACCURACY in last
+        figure = f"accuracy {last[ACCURACY]:.4f}" if on_task else f"{last[BITS]:.3f} bits/byte"
         self.console.print(
             f"[bold]step {trainer.global_step}[/bold]  {train}val loss {last[LOSS]:.4f}  {figure}"
         )
@@ -101,11 +99,12 @@ class ConsoleProgress(L.Callback):
 
 
 def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
-    """Return a table with one row per metric, in the given order; None is shown as null."""
+    """Return a table with one row per metric of RESULTS, in their order; None is shown as null."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in metrics.items():
+    for name in [name for kind in RESULTS for name in metrics if name.startswith(kind)]:
+        value = metrics[name]
         if value is None:
             shown = "no cache" if name == CACHE else "null"
         elif abs(value) >= 1000 or value == int(value):
@@ -114,9 +113,3 @@ def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
             shown = f"{value:.4g}"
         table.add_row(name, shown)
     return table
-
-
-def make_result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
-    """Return the table of a run's results: losses, speed and memory, then the model's costs."""
-    names = [name for kind in RESULTS for name in metrics if name.startswith(kind)]
-    return make_table(title, {name: metrics[name] for name in names})

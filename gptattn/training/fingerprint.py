@@ -6,12 +6,12 @@ over a few steps, in float64.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -34,6 +34,7 @@ NARROW = ("model.d_model=32", "match=none", "batch_size=2", "trainer.precision=6
 SMALL, GAIN = 0.05, 8.0
 # The parts of the budget after which a step is taken: in the warm-up, at the peak, in the decay.
 PROGRESS = (0.02, 0.3, 0.9)
+Kept = tuple[str, dict[str, list[float]]]  # the state of the source, and fingerprints by overrides
 
 
 def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
@@ -118,10 +119,9 @@ class FingerprintCache:
         self._file, self._known = file, {}
         self._state = _hash_installation()
         try:
-            found = json.loads(file.read_bytes())
-            if found["state"] == self._state:
-                self._known = {str(key): [*map(float, one)] for key, one in found["known"].items()}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            state, known = msgspec.json.decode(file.read_bytes(), type=Kept)
+            self._known = known if state == self._state else {}
+        except (OSError, ValueError, msgspec.MsgspecError):
             pass  # they are computed again
 
     def has(self, overrides: Sequence[str]) -> bool:
@@ -133,9 +133,9 @@ class FingerprintCache:
         key = " ".join(overrides)
         if key not in self._known:
             self._known[key] = compute_fingerprint(overrides)
-            text = json.dumps({"state": self._state, "known": self._known})
+            kept = msgspec.json.encode((self._state, self._known))
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, lambda file: file.write(text.encode()))
+            write_atomically(self._file, lambda file: file.write(kept))
         return self._known[key]
 
 

@@ -138,7 +138,7 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
 
 def _train(ready: Ready, model: GPT, held: RunFolder, console: Console) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
-    from gptattn.training.console_output import make_result_table
+    from gptattn.training.console_output import make_table
     from gptattn.training.record import quiet_writer_threads
 
     cfg, state = ready.cfg, ready.state
@@ -167,7 +167,7 @@ def _train(ready: Ready, model: GPT, held: RunFolder, console: Console) -> dict[
         if FIRST:
             held.write_settings(cfg)  # again, in case it was removed
             held.write_summary(summary)
-    console.print(make_result_table(f"{cfg.variant}: result", summary["metrics"]))
+    console.print(make_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 

@@ -58,8 +58,6 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
         (0.6, 0.2, 0.1, "cosine", None, 0.55),
         (0.8, 0.2, 0.1, "cosine", None, 0.1 + 0.9 * 0.1464466094067262),
         (1.0, 0.2, 0.1, "cosine", None, 0.1),
-        (0.5, 0.0, 0.0, "cosine", None, 0.5),
-        (0.7, 0.0, 1.0, "cosine", None, 1.0),
         (0.1, 0.2, 0.1, "linear", 0.4, 0.5),  # half of the warm-up
         (0.2, 0.2, 0.1, "linear", 0.4, 1.0),
         (0.6, 0.2, 0.1, "linear", 0.4, 1.0),  # until the last 0.4 of the budget

@@ -132,19 +132,6 @@ def test_a_mistake_names_the_setting_that_was_typed(typed, field, word, tmp_path
     assert word in error.message
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "model.dropout=0.999 optim.weight_decay=0 optim.final_lr_fraction=0 sample.tokens=0",
-        "optim.warmup_fraction=0 seed=4294967295 accumulate=4 experiment_name=mine/again",
-        "model.d_mlp=1 model.vocab_size=256 budget.steps=null budget.tokens=1 attn.scale=1",
-        "budget.steps=null budget.seconds=0.1 attn.scale=0.5",
-    ],
-)
-def test_a_value_at_its_limit_is_accepted(overrides, tmp_path):
-    check_made(*tiny(tmp_path, *overrides.split()))
-
-
 def test_a_compiler_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
