@@ -88,11 +88,6 @@ DATA_MISTAKES = {
 }
 
 
-def check_made(*overrides: str) -> None:
-    """Check these settings as a run's start does, without Hydra's part in it."""
-    preflight(cached_settings(*overrides))
-
-
 TABLE = TYPED | MADE | DATA_MISTAKES
 
 
@@ -101,7 +96,7 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
     two = () if "num_layers" in overrides else ("model.num_layers=2",)
     given = tiny(tmp_path, f"allow_targets=[{__name__}]", *two, *overrides.split())
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        check_made(*given) if overrides in MADE else check_job(given)
+        preflight(cached_settings(*given)) if overrides in MADE else check_job(given)
     error = as_user_error(caught.value)
     assert error is not None, caught.value
     field, word = TABLE[overrides]
@@ -126,7 +121,7 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
 def test_a_mistake_names_the_setting_that_was_typed(typed, field, word, tmp_path):
     given = typed.split()
     with pytest.raises(ConfigError) as caught:
-        check_made(*tiny(tmp_path, "model.num_layers=2", *given))
+        preflight(cached_settings(*tiny(tmp_path, "model.num_layers=2", *given)))
     error = name_typed(caught.value, given)
     assert error.field == field
     assert word in error.message
@@ -136,10 +131,12 @@ def test_a_compiler_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with refuses("compile: C++"):
-        check_made(*tiny(tmp_path, "compile=true"))
+        preflight(cached_settings(*tiny(tmp_path, "compile=true")))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_named(tmp_path):
     with refuses("trainer: no GPU"):
-        check_made(*(o for o in tiny(tmp_path) if o != "trainer=cpu"), "trainer=gpu")
+        preflight(
+            cached_settings(*(o for o in tiny(tmp_path) if o != "trainer=cpu"), "trainer=gpu")
+        )

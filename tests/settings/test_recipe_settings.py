@@ -57,11 +57,8 @@ def test_layers_can_be_written_on_the_command_line():
     cfg = settings(["pattern=[near,far,mqa]", own, "model.num_layers=3", "position=alibi"])
     near, far, plain = (cfg.layer(i) for i in range(3))
     assert (near.attn["window"], [*near.part]) == (3, ["sink"])
-    assert [one.position["_target_"].rpartition(".")[2] for one in (near, far, plain)] == [
-        "LinearBias",
-        "RotaryPosition",
-        "LinearBias",
-    ]
+    kinds = [one.position["_target_"].rpartition(".")[2] for one in (near, far, plain)]
+    assert kinds == ["LinearBias", "RotaryPosition", "LinearBias"]
     assert cfg.variant == "near,far,mqa"
 
 

@@ -13,8 +13,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.training.module import LanguageModel
 
-# Damage
-
 
 def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_removed(
     whole, tmp_path, monkeypatch, capfd
@@ -53,9 +51,6 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(finished, tmp_path, capfd)
         load_run(run)
 
 
-# NaN and Inf
-
-
 @pytest.mark.parametrize(
     ("method", "step", "ruined", "said"),
     [
@@ -74,9 +69,6 @@ def test_what_is_not_finite_ends_the_run_and_reaches_no_checkpoint(
     assert command(tmp_path, *begun(tmp_path, "sample.tokens=0")) == 5
     assert re.match(f"error: {said}", capfd.readouterr().err.splitlines()[-1])
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
-
-
-# Two writers
 
 
 def test_a_run_that_is_written_is_not_resumed_by_another(stopped, capfd):
@@ -98,9 +90,6 @@ def test_a_second_start_in_a_folder_writes_nothing(tmp_path, capfd):
     assert [path.name for path in before] == [".lock", "config.yaml"]
     for line in capfd.readouterr().err.splitlines():
         assert line.startswith("error: run_dir: ")
-
-
-# What vanishes
 
 
 def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(

@@ -37,9 +37,6 @@ def run(runs: Callable[[str], Path]) -> Path:
     return runs("gqa")
 
 
-# The record
-
-
 def test_a_run_folder_holds_its_record_and_nothing_else(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     event_files = {name for name in names if name.startswith("events.out.tfevents.")}
@@ -124,9 +121,6 @@ def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
 def events(run: Path) -> EventAccumulator:
     accumulator = EventAccumulator(str(run), size_guidance={"scalars": 0, "images": 0})
     return accumulator.Reload()
-
-
-# TensorBoard
 
 
 def test_tensorboard_has_each_value_of_the_record_in_the_same_order(run):

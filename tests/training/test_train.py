@@ -6,8 +6,6 @@ from support import config, losses, series, summary, train
 
 from gptattn.runs.folder import RunFolder
 
-# Fairness
-
 
 def test_a_seed_repeats_a_run_and_another_does_not(runs, tmp_path):
     same = train(tmp_path / "same", "attn=gqa", "model.num_layers=2")
@@ -38,9 +36,6 @@ def test_a_row_holds_the_mean_loss_of_its_steps(runs, tmp_path):
     single = [value for _, value in series(runs("gqa"), "train/loss")]
     means = {1: single[0], 3: np.mean(single[1:3]), 4: single[3]}
     assert dict(series(some, "train/loss")) == pytest.approx(means, abs=1e-6)
-
-
-# The budget
 
 
 @pytest.mark.parametrize(
