@@ -70,8 +70,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     """Check the run that these settings describe, and return it ready to start.
 
     `resumes`: the folder of one that goes on. If that has a checkpoint, init_from is not read.
-    Raises a UserError if the device, the model, the data, the match or the conversion of weights is
-    not possible.
+    Raises a UserError for what is not possible.
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
@@ -79,9 +78,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     check(cfg)
     precision = cfg.trainer.precision
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
-        raise ConfigError(
-            "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
-        )
+        raise ConfigError("trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true")
     if cfg.compile and (lacking := missing_compiler(device)) is not None:
         raise ConfigError("compile", f"needs a {lacking} compiler; install one, or give false")
     matrices = build_matrix_rule(cfg)
@@ -110,9 +107,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
     tokens_per_step = cfg.batch_size * cfg.model.context_length
-    size = ROWS_BYTES
-    if cfg.checkpoint:  # the weights and AdamW's two averages
-        size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
+    checkpoints = min(cfg.validation.count, KEPT + 1) if cfg.checkpoint else 0
+    size = 3 * stored.itemsize * cost.params  # of the weights and AdamW's two averages
     return Ready(
         cfg=cfg,
         device=device,
@@ -120,7 +116,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
         cost=cost,
         budget=resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token),
         weight_dtype=stored,
-        bytes_on_disk=size,
+        bytes_on_disk=ROWS_BYTES + checkpoints * size,
         source=source,
         state=state,
         origin=origin,
@@ -186,10 +182,9 @@ def outline_model(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GP
         model = build_model(cfg, vocab_size)
     parameters = sum(p.numel() for p in model.parameters())
     needed = 16 * parameters  # bytes of weights, gradients and AdamW's averages
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[1]
-    else:
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > available:
         raise ConfigError(
             "model",
