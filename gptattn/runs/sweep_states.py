@@ -38,8 +38,8 @@ def describe_open(folder: Path) -> str | None:
     states = Counter(_state(RunFolder(folder / name), going) for name in read_planned(folder))
     if states["done"] == states.total():
         return None
-    kinds = [one for one in ("running", "failed", "planned", "stopped") if states[one]]
-    others = [f"{states[one]} {one}" for one in kinds]
+    kinds = ("running", "failed", "planned", "stopped")
+    others = [f"{states[one]} {one}" for one in kinds if states[one]]
     return f"{states['done']} of {states.total()} runs are done; {', '.join(others)}"
 
 

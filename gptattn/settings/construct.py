@@ -101,7 +101,8 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     if not callable(found):
         raise ConfigError(field, f"{name} is not a class or function")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
-    check_targets({"_target_": f"{found.__module__}.{attribute}"}, allow_targets, f"{group}.")
+    defined = f"{getattr(found, '__module__', '')}.{attribute}"
+    check_targets({"_target_": defined}, allow_targets, f"{group}.")
     return found
 
 

@@ -142,7 +142,9 @@ def check_type(field: str, value: Any, hint: Any) -> Any:
         wanted = re.match("Expected `(.*?)`([^,]*)", str(error))
         if wanted is None:
             words += [TYPE_NAMES["int"]] if int in _list_options(hint) else []
-            raise ConfigError(field, f"{value!r} is unknown; {suggest(value, words)}") from None
+            raise ConfigError(
+                field, f"{value!r} is unknown; {suggest(str(value), words)}"
+            ) from None
         names = TYPE_NAMES | ({"str": " or ".join(words)} if words else {})
         kinds = " or ".join(names.get(kind, kind) for kind in wanted[1].split(" | "))
         shown = "null" if value is None else repr(value)

@@ -26,8 +26,7 @@ class AttentionLog(L.Callback):
 
     def __init__(self, ready: Ready, board: Board) -> None:
         self.board, self.heads = board, ready.cfg.log_heads
-        context = ready.cfg.model.context_length
-        self.rows, self.documents = ready.data.opening(context, TOKENS)
+        self.rows, self.documents = ready.data.opening(ready.cfg.model.context_length, TOKENS)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         model = pl_module.model
@@ -57,9 +56,8 @@ class AttentionLog(L.Callback):
 
         was_training = model.training
         model.eval()
-        shown = [
-            one if one is None else one[:1, :MAP_TOKENS] for one in (self.rows, self.documents)
-        ]
+        held = (self.rows, self.documents)
+        shown = [one if one is None else one[:1, :MAP_TOKENS] for one in held]
         for layer, w_BHTS in model.each_attention(*move_data_to_device(shown, pl_module.device)):
             image = draw_heads(w_BHTS[0].float().cpu().numpy())
             tag = f"val_attention/layer_{layer:02d}"

@@ -58,8 +58,7 @@ def train(
     asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
-    place = folder or Path("outputs", cfg.experiment_name, name_run(cfg, overrides))
-    held = RunFolder(Path(place))
+    held = RunFolder(Path(folder or f"outputs/{cfg.experiment_name}/{name_run(cfg, overrides)}"))
     with contextlib.ExitStack() as until_the_end:
         if resume:
             if FIRST:
