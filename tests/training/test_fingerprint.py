@@ -50,8 +50,8 @@ def shipped(name: str) -> Entry:
     ("entry", "change"),
     [
         ("gqa", "optim.grad_clip=1.1"),  # of the three steps, the second is clipped
-        ("gqa", "optim.matrices.momentum=0.951"),
-        ("gqa", "optim.warmup_fraction=0.051"),
+        pytest.param("gqa", "optim.matrices.momentum=0.951", marks=pytest.mark.slow),
+        pytest.param("gqa", "optim.warmup_fraction=0.051", marks=pytest.mark.slow),
         pytest.param("gqa", "optim.beta2=0.98", marks=pytest.mark.slow),
         pytest.param("gqa", "optim.weight_decay=0.101", marks=pytest.mark.slow),
         pytest.param("gqa", "optim.decay=cosine", marks=pytest.mark.slow),

@@ -48,15 +48,16 @@ def test_no_part_is_refused_nor_layers_that_differ():
     assert check_layers(settings("pattern=[sliding,gqa]", "part=[value_residual]", *SMALL)) == []
 
 
-X_TRANSFORMERS = {"dim": 64, "heads": 4, "dim_head": 16, "causal": True}
-
-
 @pytest.mark.parametrize(
     ("target", "spec"),
     [
         ("TorchAttention", {}),
         ("DeltaRule", {}),
-        ("x_transformers.x_transformers.Attention", X_TRANSFORMERS | {"qk_norm": True}),
+        pytest.param(
+            "x_transformers.x_transformers.Attention",
+            {"dim": 64, "heads": 4, "dim_head": 16, "causal": True, "qk_norm": True},
+            marks=pytest.mark.slow,  # to import
+        ),
     ],
 )
 def test_a_sound_module_that_nobody_here_wrote_is_not_refused_and_decodes_as_it_reads(target, spec):
