@@ -94,8 +94,7 @@ def test_fingerprints_agree_to_eight_digits():
 def test_a_fingerprint_is_computed_once_and_a_damaged_file_counts_as_none(tmp_path):
     file = tmp_path / "new" / "fingerprints.json"
     overrides = ["experiment=track", "attn=mha", "model.num_layers=1"]
-    found = FingerprintCache(file).compute(overrides)
-    again = FingerprintCache(file)
+    found, again = FingerprintCache(file).compute(overrides), FingerprintCache(file)
     assert again.has(overrides)
     assert again.compute(overrides) == found
     for text in (file.read_text().replace('["', '["0', 1), "[]", "{"):

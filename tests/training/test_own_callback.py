@@ -76,9 +76,8 @@ def test_a_metric_is_one_line_in_a_callback_and_such_a_run_resumes_bit_for_bit(
 def test_a_callback_changes_the_result_and_is_held_by_its_source(mine, tmp_path):
     targets = (f"{mine}.Numbers", "lightning.pytorch.callbacks.Timer")
     chosen = [f"trainer.callbacks={{it:{{_target_:{target}}}}}" for target in targets]
-    own, theirs, none = (
-        check_job(tiny(tmp_path, *given)) for given in ([chosen[0]], [chosen[1]], [])
-    )
+    given = [tiny(tmp_path, *more) for more in (chosen[:1], chosen[1:], [])]
+    own, theirs, none = map(check_job, given)
     assert mine in hash_code_for(own)
     assert hash_code_for(theirs)["lightning"].startswith("version ")
     assert len({settings_key(asdict(cfg)) for cfg in (own, theirs, none)}) == 3
