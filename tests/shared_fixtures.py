@@ -17,7 +17,7 @@ import torch
 from building import menu
 from interrupted import SIX, begun, fingerprint, once, sent
 from omegaconf import OmegaConf
-from support import Call, command, train
+from support import Call, bpe, command, train
 
 import gptattn.training.callbacks
 
@@ -99,6 +99,12 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
         return code, *capfd.readouterr()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def gpt2_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of a tokenizer like GPT-2's. Not to be changed."""
+    return bpe(tmp_path_factory.mktemp("bpe"))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loading import load, request
 from numpy.typing import NDArray
-from support import TEXT, bpe, check_job, refuses, tiny
+from support import TEXT, check_job, refuses, tiny
 
 from gptattn.data import bin_files
 from gptattn.data.bin_files import BinFiles
@@ -90,8 +90,8 @@ def test_ids_and_tokenizer_must_fit(tmp_path):
         load(source, cache, TaskIds(50_257), context_length=900)
 
 
-def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(tmp_path):
-    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
+def test_an_end_of_text_begins_a_document_and_counts_as_any_separator(gpt2_files, tmp_path):
+    tokenizer = ByteLevelBPE(str(gpt2_files))
     end = tokenizer.separator()
     ids = np.concatenate([end, tokenizer.encode("One.", "x"), end, tokenizer.encode("Two", "x")])
     for name, times in (("val", 1), ("train", 9)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from loading import load
-from support import TEXT, TRICKY, bpe, refuses
+from support import TEXT, TRICKY, refuses
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
@@ -19,13 +19,13 @@ from gptattn.data.text import PlainText
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return bpe(tmp_path_factory.mktemp("bpe"))
+def theirs(gpt2_files: Path) -> Theirs:
+    return Theirs(str(gpt2_files / "vocab.json"), str(gpt2_files / "merges.txt"))
 
 
 @pytest.fixture(scope="module")
-def theirs(folder: Path) -> Theirs:
-    return Theirs(str(folder / "vocab.json"), str(folder / "merges.txt"))
+def ours(gpt2_files: Path) -> ByteLevelBPE:
+    return ByteLevelBPE(str(gpt2_files))
 
 
 def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
@@ -38,47 +38,45 @@ def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
     return folder
 
 
-def test_ids_are_those_of_transformers_from_every_form_of_file(folder, theirs, tmp_path):
-    expected = theirs(TRICKY + TEXT)["input_ids"]
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_are_those_of_transformers_from_every_form_of_file(
+    form, gpt2_files, theirs, ours, tmp_path
+):
     originals = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}
-    for form in FORMS:
-        home = tmp_path / form[0]
-        home.mkdir()
-        for name in form:
-            shutil.copy(folder / originals.get(name, name), home / name)
-        tokenizer = ByteLevelBPE(str(home))
-        assert tokenizer.encode(TRICKY + TEXT, "data").tolist() == expected
-        assert tokenizer.vocab_size == len(theirs) == 400
-        assert tokenizer.fingerprint() == ByteLevelBPE(str(folder)).fingerprint()
+    for name in form:
+        shutil.copy(gpt2_files / originals.get(name, name), tmp_path / name)
+    tokenizer = ByteLevelBPE(str(tmp_path))
+    found = tokenizer.encode(TRICKY + TEXT, "data").tolist()
+    assert found == theirs(TRICKY + TEXT)["input_ids"]
+    assert tokenizer.vocab_size == len(theirs) == 400
+    assert tokenizer.fingerprint() == ours.fingerprint()
 
 
 @pytest.mark.parametrize("length", [1, 7])
-def test_a_text_in_pieces_has_the_ids_of_the_whole(length, folder, theirs, monkeypatch):
+def test_a_text_in_pieces_has_the_ids_of_the_whole(length, theirs, ours, monkeypatch):
     monkeypatch.setattr(our_bpe, "PIECE_CHARS", length)
-    tokenizer = ByteLevelBPE(str(folder))
     draw = random.Random(length)
     alphabet = [*TRICKY, *"  \n\n'sdt", "'re", "  ", "<|endoftext|>"]
     text = "".join(draw.choices(alphabet, k=3000))
-    pieces = list(tokenizer.cut([text]))
+    pieces = list(ours.cut([text]))
     assert len(pieces) > 20
-    found = np.concatenate(tokenizer.encode_batch(pieces))
+    found = np.concatenate(ours.encode_batch(pieces))
     assert found.tolist() == theirs(text, split_special_tokens=True)["input_ids"]
     # However the text comes, it is cut at the same places.
-    assert list(tokenizer.cut(text)) == pieces
-    assert list(tokenizer.cut(["x" * 100 + "\t" * 9])) == ["x" * 100 + "\t" * 9]
+    assert list(ours.cut(text)) == pieces
+    assert list(ours.cut(["x" * 100 + "\t" * 9])) == ["x" * 100 + "\t" * 9]
 
 
-def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(folder, theirs):
-    tokenizer = ByteLevelBPE(str(folder))
-    ids = tokenizer.encode(TRICKY, "data")
-    assert tokenizer.decode(ids) == TRICKY
-    assert tokenizer.byte_lengths()[ids].sum() == len(TRICKY.encode())
+def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(theirs, ours):
+    ids = ours.encode(TRICKY, "data")
+    assert ours.decode(ids) == TRICKY
+    assert ours.byte_lengths()[ids].sum() == len(TRICKY.encode())
     for start in range(0, len(ids), 3):
         part = ids[start : start + 4]
-        assert tokenizer.decode(part) == theirs.decode(part, clean_up_tokenization_spaces=False)
-    smile = tokenizer.encode("😀", "data")  # not in the training text: bytes
+        assert ours.decode(part) == theirs.decode(part, clean_up_tokenization_spaces=False)
+    smile = ours.encode("😀", "data")  # not in the training text: bytes
     assert len(smile) > 1
-    assert set(tokenizer.decode(smile[:-1])) == {"\ufffd"}
+    assert set(ours.decode(smile[:-1])) == {"\ufffd"}
 
 
 def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path):

@@ -11,15 +11,14 @@ from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from gptattn.decode.prompt import read_prompt
 from gptattn.decode.text_stream import TextStream
-from tests.support import bpe
 
 TEXT = "naïve ≈ 𝄞 text"
 
 
 @pytest.fixture(params=["byte", "char", "gpt2"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, gpt2_files: Path) -> Tokenizer:
     if request.param == "gpt2":
-        return ByteLevelBPE(str(bpe(tmp_path)))
+        return ByteLevelBPE(str(gpt2_files))
     return ByteTokenizer() if request.param == "byte" else CharTokenizer(TEXT)
 
 

@@ -8,7 +8,6 @@ import pytest
 from llamas import assert_same_logits, theirs
 from support import (
     TEXT,
-    bpe,
     check_job,
     refuses,
     save_untrained,
@@ -30,11 +29,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama(gpt2_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with GQA, a head of its own and a tokenizer that is GPT-2's kind."""
     folder = tmp_path_factory.mktemp("llama")
     theirs((2, 4, 2, 6, 64, 416, 29, 500.0, 1e-5, False)).save_pretrained(folder)
-    shutil.copy(bpe(folder.parent / "bpe") / "tokenizer.json", folder)
+    shutil.copy(gpt2_files / "tokenizer.json", folder)
     return folder
 
 
