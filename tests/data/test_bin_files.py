@@ -35,22 +35,19 @@ def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
     folder.mkdir()
     given, val = {"path": str(folder)}, IDS[900:]
     if form == "modded":
-        first = folder / "fineweb_train_000001.bin"
-        first.write_bytes(shard(IDS[:300]))
+        (folder / "fineweb_train_000001.bin").write_bytes(shard(IDS[:300]))
         IDS[300:301].tofile(folder / "fineweb_train_000002.bin")  # without a header
         (folder / "fineweb_train_000003.bin").write_bytes(shard(IDS[301:900]))
         (folder / "fineweb_val_000000.bin").write_bytes(shard(val))
     elif form == "one file":
-        first = folder / "x.bin"
-        IDS.tofile(first)
-        given = {"path": str(first)}
+        IDS.tofile(folder / "x.bin")
+        given = {"path": str(folder / "x.bin")}
         val = IDS[899:]  # the tail of one file has the last training id as context
     else:
-        first, second = folder / "train.bin", folder / f"{form}.bin"
-        IDS[:900].tofile(first)
-        val.tofile(second)
+        IDS[:900].tofile(folder / "train.bin")
+        val.tofile(folder / f"{form}.bin")
         if form == "train_rest":
-            given["val_path"] = str(second)
+            given["val_path"] = str(folder / f"{form}.bin")
     data = load(BinFiles(**given), cache)
     np.testing.assert_array_equal(data.train[:], IDS[:900])
     np.testing.assert_array_equal(data.val[:], val)
@@ -58,6 +55,7 @@ def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
     make_tokens(BinFiles(**given), to, request(tmp_path))
     prepared = load(BinFiles(str(to)), cache)
     assert (prepared.facts(), prepared.text_hash) == (data.facts(), data.text_hash)
+    first = min(folder.iterdir())
     raw = bytearray(first.read_bytes())
     raw[-10] ^= 1
     first.write_bytes(raw)
@@ -67,10 +65,7 @@ def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [
-        (b"abc", "x.bin holds no"),
-        (shard(IDS)[:-2], "x.bin is a shard"),
-    ],
+    [(b"abc", "x.bin holds no"), (shard(IDS)[:-2], "x.bin is a shard")],
     ids=["odd", "cut"],
 )
 def test_what_is_no_file_of_ids_is_named(content, said, tmp_path):
