@@ -14,7 +14,7 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(t
     assert (record["attn"], record["pattern"]) == ({}, ["gqa", "gated_deltanet"])
     assert summary(run)["variant"] == "gqa,gated_deltanet+gate"
     assert command(tmp_path, f"resume={run}", "budget.steps=6") == 0
-    assert "gqa,gated_deltanet+gate" in call("generate", f"run={run}", "prompt=Line")[2]
+    assert "gqa,gated_deltanet+gate" in call("generate", f"run={run}", "prompt=Line", "tokens=3")[2]
 
 
 def test_a_setting_reaches_a_layer_whose_constructor_takes_it():
