@@ -62,10 +62,7 @@ class MLP(nn.Module):
 
 
 class SquaredReLU(MLP):
-    """Linear, squared ReLU, Linear: x [..., d_model] -> [..., d_model].
-
-    Source: So et al. 2021 (Primer), arXiv:2109.08668, sec. 3.
-    """
+    """Linear, squared ReLU, Linear. Source: So et al. 2021 (Primer), arXiv:2109.08668, sec. 3."""
 
     def activation(self, x: Tensor) -> Tensor:
         return F.relu(x).square()

@@ -61,7 +61,7 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("convert", ["to=gqa", "to.num_kv_heads=[1"], 2, "to.num_kv_heads: cannot be read"),
         ("convert", ["to=hf", "to.num_kv_heads=1"], 2, "to.num_kv_heads: hf has none"),
         ("attention_map", ["prompt=a", "layer=2"], 2, "layer: [0, 1]"),
-        ("evaluate", ["lengths=[0]"], 2, "lengths: positive"),
+        ("evaluate", ["lengths=[0]"], 2, "lengths: >= 1"),
         ("evaluate", ["lengths=[1000]"], 2, "lengths: held-out"),
         ("compare", ["board=b", "markdown=true"], 2, "board: markdown=true"),
         ("compare", ["ship=true", "files=false"], 2, "ship: files=false"),

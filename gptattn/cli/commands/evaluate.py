@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gptattn.build.data import build_data
-from gptattn.cli.arguments import PACKAGES, option, parse, run_script
+from gptattn.cli.arguments import PACKAGES, Count, option, parse, run_script
 from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
@@ -34,7 +34,7 @@ class Arguments:
     run: tuple[Path, ...] = option(
         "a finished run, or a folder of them, such as a sweep's; may be given several times"
     )
-    lengths: tuple[int, ...] = option(
+    lengths: tuple[Count, ...] = option(
         "loss by position in windows of this many tokens, also beyond the trained length if the "
         "positions allow it",
         (),
@@ -57,9 +57,6 @@ def evaluate(arguments: Sequence[str]) -> None:
     measured.
     """
     args = parse(Arguments, arguments)
-    shortest = min(args.lengths, default=1)
-    if shortest < 1:
-        raise ConfigError("lengths", f"{shortest} is not a positive number; give 1 or more tokens")
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
     asked = [*sorted(args.lengths), *map(parse_cache_kind, kinds)]
