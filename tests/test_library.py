@@ -15,7 +15,6 @@ from runfolders import write_sweep
 from support import command, config, losses, process_state, refuses, tiny
 
 import gptattn
-from gptattn.attention import CacheGroup, Shared
 from gptattn.build.model import build_model
 from gptattn.cli.commands import generate
 from gptattn.errors import UserError
@@ -108,29 +107,11 @@ def test_built_layers_are_those_of_the_recipes_model():
     given = [f"model.{name}={size}" for name, size in SIZES.items()]
     model = build_model(settings(["recipe=gemma3", *given]), vocab_size=5)
     layers = gptattn.build_layers(recipe="gemma3", **SIZES)
+    assert {one.window for one in gptattn.build_layers("attn.window=5", attn="gqa", **SIZES)} == {5}
     for own, block in zip(layers, model.layers(), strict=True):
         own.load_state_dict(block.attention.state_dict())
         x = torch.randn(2, 13, 24)
         assert_same(own(x), block.attention(x))
-
-
-def test_built_layers_that_share_state_decode_as_they_read():
-    given = ("position=rope", "part=[value_residual]", "attn.window=5")
-    layers = gptattn.build_layers(*given, attn="gqa", **SIZES).double()
-    assert {layer.window for layer in layers} == {5}
-    caches = CacheGroup([layer.new_cache(1, 11) for layer in layers])
-
-    def read(x: torch.Tensor, caches: list[Any], shared: Shared) -> torch.Tensor:
-        for layer, cache in zip(layers, caches, strict=True):
-            x = x + layer(x, cache, shared)
-        return x
-
-    x, steps = torch.randn(1, 11, 24).double(), []
-    for t in range(11):
-        shared = Shared(caches.next_positions(1))
-        steps.append(read(x[:, t : t + 1], caches.caches, shared))
-        caches.advance(1)
-    assert_same(torch.cat(steps, 1), read(x, [None] * 6, Shared(range(11))))
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,12 @@ def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_o
         (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: hydra."),
         ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1"),
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: combined"),
+        (["seed=1,2", "sweep.until=0.1"], {}, "sweep.until: 5 seeds"),
+        (
+            ["seed=1,2,3,4,5", "sweep.until=0.1", "sweep.keep_stale=true"],
+            {},
+            "sweep.until: sweep.keep_stale",
+        ),
         (
             [],
             {"variants": ["attn=gqa attn.num_kv_heads=3"]},

@@ -1,21 +1,16 @@
 """What a sweep is before its first run: its jobs, how they share the machine, what is refused."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support import check_job, refuses, tiny
 
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import Provenance
 from gptattn.sweep.jobs import split_overrides
-from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
 from gptattn.sweep.tuning import find_vertex, next_rate, read_tune, shrink
-from gptattn.sweep.until import Until
 
 
 @pytest.fixture(scope="module")
@@ -105,24 +100,3 @@ def test_runs_at_once_and_their_threads_share_the_cores(cfg, monkeypatch):
     gpu = replace(cfg, trainer=replace(cfg.trainer, accelerator="gpu", threads=None))
     assert share_machine([gpu] * 20) == (1, None)
     assert share_machine([replace(gpu, sweep=replace(cfg.sweep, jobs=2))] * 20) == (2, None)
-
-
-MADE = Provenance("text", "cpu", {})
-
-
-def plans(cfg: TrainConfig, variants: Sequence[str], seeds: Sequence[int]) -> list[Plan]:
-    return [
-        Plan([], replace(cfg, seed=seed, choices=cfg.choices | {"attn": variant}), Path(), 0, MADE)
-        for variant in variants
-        for seed in seeds
-    ]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "keep_stale", "said"),
-    [(2, False, "5 seeds"), (5, True, "sweep.keep_stale")],
-)
-def test_what_cannot_go_on_until_it_is_decided_is_refused(seeds, keep_stale, said, cfg, tmp_path):
-    asked = replace(cfg, sweep=replace(cfg.sweep, until=0.1, keep_stale=keep_stale))
-    with refuses(f"sweep.until: {said}"):
-        Until(tmp_path, plans(asked, ["mha", "gqa"], range(seeds)))
