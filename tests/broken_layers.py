@@ -161,6 +161,13 @@ class UnusedParameters(Mixer):
         self.spare = nn.Linear(d_in, d_out)
 
 
+class InFloat32(Mixer):
+    """Sound, but it mixes in float32, as kernels do that know no other format."""
+
+    def mix(self, x):
+        return super().mix(x.float()).to(x.dtype)
+
+
 class OfItsOwnSize(nn.Module):
     """Sound in a model of 32 channels only: it takes none of our sizes."""
 
@@ -184,29 +191,3 @@ class TorchAttention(nn.Module):
             x.shape[1], device=x.device, dtype=x.dtype
         )
         return self.inner(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
-
-
-class DeltaRule(nn.Module):
-    """The gated delta rule by fla's naive chunked form, as transformers has it in torch alone.
-
-    It insists on float32.
-    """
-
-    def __init__(self, d_in: int, d_out: int, num_heads: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv, self.gates = nn.Linear(d_in, 3 * d_out), nn.Linear(d_in, 2 * num_heads)
-        self.out_proj = nn.Linear(d_out, d_out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        from transformers.models.qwen3_next.modeling_qwen3_next import (
-            torch_chunk_gated_delta_rule,
-        )
-
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        decay, beta = self.gates(x).chunk(2, -1)
-        g = -F.softplus(decay)
-        y, _ = torch_chunk_gated_delta_rule(
-            *(q, k, v, g, beta.sigmoid()), use_qk_l2norm_in_kernel=True
-        )
-        return self.out_proj(y.flatten(2))

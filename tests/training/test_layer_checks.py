@@ -52,7 +52,7 @@ def test_no_part_is_refused_nor_layers_that_differ():
     ("target", "spec"),
     [
         ("TorchAttention", {}),
-        ("DeltaRule", {}),
+        ("InFloat32", {}),
         pytest.param(
             "x_transformers.x_transformers.Attention",
             {"dim": 64, "heads": 4, "dim_head": 16, "causal": True, "qk_norm": True},
@@ -60,7 +60,9 @@ def test_no_part_is_refused_nor_layers_that_differ():
         ),
     ],
 )
-def test_a_sound_module_that_nobody_here_wrote_is_not_refused_and_decodes_as_it_reads(target, spec):
+def test_a_sound_module_that_knows_nothing_of_ours_is_not_refused_and_decodes_as_it_reads(
+    target, spec
+):
     if target.startswith("x_"):
         pytest.importorskip("x_transformers")
     cfg = foreign(target, "model.dropout=0.2", **spec)
