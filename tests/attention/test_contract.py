@@ -144,16 +144,6 @@ def test_flops_grow_with_the_tokens_and_of_one_form_decoding_adds_up_to_reading(
     assert attention.flops(5, 5) + attention.flops(6, 11) == full[-1]
 
 
-@pytest.mark.parametrize(
-    "name", ["mha", "mha_wrapper", "gqa", "mqa", "sliding", "cross_layer", "differential"]
-)
-def test_flops_of_three_tokens_by_hand(name):
-    # 1 + 2 + 3 pairs in each of 6 heads of 5: a multiply-add for the score, and one for the sum.
-    assert build_attention(name).flops(3, 3) == 6 * 6 * 5 * 2 * 2
-    windowed = build_attention(name, window=2)  # 1 + 2 + 2 pairs; then 2 for a token that decodes
-    assert (windowed.flops(3, 3), windowed.flops(1, 9)) == (5 * 6 * 5 * 4, 2 * 6 * 5 * 4)
-
-
 def test_training_makes_no_matrix_of_tokens_by_tokens_and_decoding_no_copy_of_the_cache(variant):
     length, width = 1024, 2 * E  # positions of the keys are no longer small beside narrow heads
     sizes = {"context_length": length, "d_in": width, "d_out": width}

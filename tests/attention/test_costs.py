@@ -14,22 +14,26 @@ E, H, D = 768, 12, 64
 SIZES = {"d_in": E, "d_out": E, "context_length": 1024, "num_heads": H, "qkv_bias": False}
 ROPE = {"position": RotaryPosition(1024, D)}
 MHA, MQA = 2_360_064, 1_278_720
+# 1 + 2 + 3 pairs in each head: a multiply-add for the score, and one for the sum.
+PAIRS = {(3, 3): 6 * E * 2 * 2}
 PAPERS = {"expand_k": 0.75, "expand_v": 1.5, "out_bias": False}
 N = 128  # of a state of Mamba-2
 # Variant, arguments, parameters, bytes of a cache in bfloat16 (for each token, and besides), and
 # FLOPs of (queries, keys).
 COSTS: list[tuple[str, dict[str, Any], int, tuple[int, int], dict[tuple[int, int], int]]] = [
     # Two bytes a number: 2 (keys and values) * heads * 64 * 2.
-    ("mha_wrapper", {"out_proj": False}, 1_769_472, (3072, 0), {}),
-    ("mha_wrapper", {}, MHA, (3072, 0), {}),
-    ("mha", {}, MHA, (3072, 0), {}),
-    ("gqa", {"num_kv_heads": 4}, 1_573_632, (1024, 0), {}),
-    ("mqa", {}, MQA, (256, 0), {}),
+    ("mha_wrapper", {"out_proj": False}, 1_769_472, (3072, 0), PAIRS),
+    ("mha_wrapper", {}, MHA, (3072, 0), PAIRS),
+    ("mha", {}, MHA, (3072, 0), PAIRS),
+    # 1 + ... + 7 + 7 pairs; then 7 for a token that decodes.
+    ("sliding", {"window": 7}, 1_377_024, (512, 0), {(8, 8): 35 * 4 * E, (1, 9): 7 * 4 * E}),
+    ("gqa", {"num_kv_heads": 4}, 1_573_632, (1024, 0), PAIRS),
+    ("mqa", {}, MQA, (256, 0), PAIRS),
     # A layer that reuses keys and values has none of its own.
-    ("cross_layer", {"layer": 0}, MQA, (256, 0), {}),
-    ("cross_layer", {"layer": 1}, MQA - 2 * E * D, (0, 0), {}),
+    ("cross_layer", {"layer": 0}, MQA, (256, 0), PAIRS),
+    ("cross_layer", {"layer": 1}, MQA - 2 * E * D, (0, 0), PAIRS),
     # Four vectors of lambda, and the norm's gain.
-    ("differential", {}, MHA + 4 * D + 2 * D, (3072, 0), {}),
+    ("differential", {}, MHA + 4 * D + 2 * D, (3072, 0), PAIRS),
     ("differential", {"num_kv_heads": 4}, 1_573_632 + 4 * D + 2 * D, (1024, 0), {}),
     (
         "mla",

@@ -1,7 +1,6 @@
 """Tensor product attention by the paper's formulas in loops, and how its factors start."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,17 +9,10 @@ from contract import assert_agree, draw
 from torch import Tensor
 
 from gptattn.attention.variants.tpa import TensorProductAttention
-from gptattn.position import HeadPosition, RotaryPosition
+from gptattn.position import RotaryPosition
 
 B, T, E, H, D = 2, 7, 5, 3, 10
 RANKS = {"query_rank": 5, "key_rank": 2, "value_rank": 3}
-
-
-def ours(position: HeadPosition | None = None, **changes: Any) -> TensorProductAttention:
-    """A layer in float64, with noise on its weights."""
-    mine = TensorProductAttention(E, H * D, T, H, position=position, **(RANKS | changes)).double()
-    disturb(mine, std=0.3)
-    return mine
 
 
 def turned(x_D: Tensor, t: int) -> Tensor:
@@ -57,7 +49,9 @@ def by_hand(mine: TensorProductAttention, x_TE: Tensor, rope: bool) -> Tensor:
 
 @pytest.mark.parametrize(("rope", "backend"), [(False, "reference"), (True, "sdpa")])
 def test_outputs_and_gradients_are_those_of_the_papers_formulas(rope, backend):
-    mine = ours(RotaryPosition(T, D) if rope else None, backend=backend)
+    position = RotaryPosition(T, D) if rope else None
+    mine = TensorProductAttention(E, H * D, T, H, position=position, backend=backend, **RANKS)
+    disturb(mine.double(), std=0.3)
     x = draw(B, T, E).requires_grad_()
     expected = torch.stack([by_hand(mine, row, rope) for row in x])
     assert_agree(mine(x), expected, [x, *mine.parameters()])
