@@ -35,13 +35,6 @@ def test_a_record_counts_up_to_its_first_damaged_line(line, run):
     assert found["val"].step.tolist() == [20]
 
 
-def test_a_missing_record_gives_no_curves(run):
-    (run / "metrics.jsonl").unlink()
-    found, damage = read_curves(run)
-    assert [len(curve) for curve in found.values()] == [0, 0]
-    assert "no metrics.jsonl" in damage
-
-
 def test_rows_with_nan_leave_a_gap_and_no_more(run):
     rows = curve_rows(2.0)
     rows[2]["train/loss"] = float("nan")

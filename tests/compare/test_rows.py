@@ -98,15 +98,7 @@ ROWS = [
     ({"attn=mha": "mha"} | {f"attn=mha {one}": f"mha {one}" for one in CHANGES}, ""),
     ({GATED: "mqa"} | {f"{GATED} {one}": f"mqa {one}" for one in CHANGES}, ""),
     ({"attn=mha": "mha", "attn=gqa": "gqa", f"attn=mha {WARM}": f"mha {WARM}"}, ""),
-    (
-        {
-            "attn=mha": "mha",
-            "attn=mha part=[gate]": "mha part=[gate]",
-            "attn=mha position=rope": "mha position=rope",
-            "pattern=[gqa,mqa]": "pattern=[gqa,mqa]",
-        },
-        "",
-    ),
+    ({"attn=mha": "mha", GATED: "mqa part=[gate]", "pattern=[gqa,mqa]": "pattern=[gqa,mqa]"}, ""),
     ({"attn=mha": "mha", "attn=gqa block=llama": "gqa block=llama"}, "block"),
 ]
 

@@ -1,6 +1,5 @@
 """Which runs share a section, by size, budget, task and data, and which are never compared."""
 
-import io
 import re
 import shlex
 from itertools import product
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 from reporting import only_section, report, write_typed
-from rich.console import Console
 from runfolders import write_run, write_sweep
 from support import refuses
 
@@ -124,29 +122,28 @@ def test_of_a_sweep_over_several_settings_one_is_compared_and_the_others_are_hel
         assert {title: sorted(own) for title, own in found.items()} == expected
 
 
-def test_by_names_what_is_compared_instead(tmp_path):
-    write_grid(tmp_path, "attn=mha,gqa", DROPOUT)
-    rows = {f"attn={name}": [name, f"{name} model.dropout=0.1"] for name in ("mha", "gqa")}
-    assert sections(tmp_path, by=["model.dropout"]) == rows
-    (four,) = sections(tmp_path, by=["attn", "model.dropout"]).values()
-    assert sorted(four) == ["gqa", "gqa model.dropout=0.1", "mha", "mha model.dropout=0.1"]
-    with refuses("by: model.dropout"):
-        sections(tmp_path, by=["model.dropuot"])
-    with refuses("by: tokenizer"):
-        sections(tmp_path, by=["tokenizer"])
-
-
 @pytest.mark.parametrize(
-    ("axes", "by", "titles"),
+    ("axes", "by", "expected"),
     [
+        (("attn=mha,gqa", DROPOUT), "model.dropout", ["attn=gqa", "attn=mha"]),
+        (("attn=mha,gqa", DROPOUT), "attn,model.dropout", [""]),
         (("part=[],[gate]", DROPOUT), "part", list_values(DROPOUT)),
         (("part=[],[gate]", DROPOUT), "attn", list_values(DROPOUT)),
-        (("model.d_model=32,64",), None, ["d_model=32", "d_model=64"]),
+        (("model.d_model=32,64",), "", ["d_model=32", "d_model=64"]),
         (("model.d_model=32,64",), "model.d_model", [""]),
     ],
 )
-def test_by_compares_the_attention_or_sizes_on_request_only(axes, by, titles, tmp_path):
-    assert [*sections(write_grid(tmp_path, *axes), by=(by and [by]) or [])] == titles
+def test_by_names_what_is_compared_instead(axes, by, expected, tmp_path):
+    found = sections(write_grid(tmp_path, *axes), by=[*filter(None, by.split(","))])
+    assert sorted(found) == expected
+    assert sum(map(len, found.values())) == 2 ** len(axes)
+
+
+def test_what_cannot_be_compared_is_refused_by_name(tmp_path):
+    write_grid(tmp_path, DROPOUT)
+    for by, said in (("model.dropuot", "model.dropout"), ("tokenizer", "tokenizer")):
+        with refuses(f"by: {said}"):
+            sections(tmp_path, by=[by])
 
 
 def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path):
@@ -255,13 +252,12 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path):
     assert {"loss_sizes.png", "loss_sizes_cache.png"} <= {path.name for path in out.iterdir()}
 
 
-def test_the_report_command_printed_by_a_sweep_works(tmp_path):
+def test_the_report_command_printed_by_a_sweep_works(tmp_path, capsys):
     done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]
     # A run of an earlier command in the same folder.
     write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, data={"text_sha256": "zyxwvuts"})
-    console = Console(width=200, record=True, file=io.StringIO())
-    print_end(console, done, {})
-    (line,) = re.findall(r"report: gptattn-compare (.*)", console.export_text())
+    print_end(done, {})
+    (line,) = re.findall(r"report: gptattn-compare (.*)", capsys.readouterr().out)
     report(*shlex.split(line), "files=false")
 
 
