@@ -35,20 +35,15 @@ def evaluation(seed: int, loss: float, step: int = 1000) -> Evaluation:
     )
 
 
-def evaluated_sweep(folder: Path) -> Path:
-    write_sweep(folder, LOSSES)
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """A sweep whose runs have been evaluated."""
+    write_sweep(tmp_path / "runs", LOSSES)
     for variant, losses in LOSSES.items():
         for seed, loss in enumerate(losses, start=1):
-            RunFolder(folder / f"{variant}_s{seed}").write_evaluation(evaluation(seed, loss))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep with its report. Not to be changed."""
-    folder = evaluated_sweep(tmp_path_factory.mktemp("evaluated") / "runs")
-    report(folder)
-    return folder
+            run = RunFolder(tmp_path / "runs" / f"{variant}_s{seed}")
+            run.write_evaluation(evaluation(seed, loss))
+    return tmp_path / "runs"
 
 
 def test_losses_by_position_and_cache_are_those_worked_out_by_hand(sweep):
@@ -75,6 +70,7 @@ def test_losses_by_position_and_cache_are_those_worked_out_by_hand(sweep):
 
 
 def test_the_page_shows_plots_and_tables(sweep):
+    report(sweep)
     page = page_text(sweep / "comparison" / "comparison.html")
     for words in ("windows of 4 tokens.", "windows of 8 tokens.", "the trained length, 4 tokens"):
         assert words in page
@@ -86,18 +82,16 @@ def test_the_page_shows_plots_and_tables(sweep):
         assert set(LOSSES) <= {"".join(node.itertext()) for node in drawn}
 
 
-def test_what_is_of_other_weights_is_not_shown(tmp_path):
-    folder = evaluated_sweep(tmp_path / "runs")
-    RunFolder(folder / "mha_s2").write_evaluation(evaluation(2, 2.02, step=999))
-    first = position_losses(only_section(folder))[0]
+def test_what_is_of_other_weights_is_not_shown(sweep):
+    RunFolder(sweep / "mha_s2").write_evaluation(evaluation(2, 2.02, step=999))
+    first = position_losses(only_section(sweep))[0]
     assert (first.variant, first.loss.n) == ("mha", 2)
     assert first.loss.mean == pytest.approx(np.mean([2.0, 2.04]) + 0.25)
 
 
-def test_a_damaged_evaluation_costs_no_run(tmp_path):
-    folder = evaluated_sweep(tmp_path / "runs")
-    (folder / "mha_s1" / "evaluation.json").write_text('{"basis": 1}')
-    runs, (line,) = read_runs([folder])
+def test_a_damaged_evaluation_costs_no_run(sweep):
+    (sweep / "mha_s1" / "evaluation.json").write_text('{"basis": 1}')
+    runs, (line,) = read_runs([sweep])
     assert "mha_s1: its evaluation: evaluation.json is damaged: " in line
     assert [run.folder.name for run in runs if run.evaluation is None] == ["mha_s1"]
     assert len(runs) == 6
