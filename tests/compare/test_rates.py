@@ -32,13 +32,9 @@ def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(tuned):
     assert "runs that chose a learning rate" in skipped
     assert len(read_runs([tuned / "tuning"])[0]) == 5
     first, second = compare(runs).sections
-    table = [row[:4] for row in report_rows(first)]
-    assert table == [
-        ["variant", "n", "lr", "val loss"],
-        ["mha", "3", "0.002", "2.0013 ± 0.0038"],
-        ["mha position=alibi", "3", "0.004", "1.9040 ± 0.0114"],
-        ["gqa", "3", "0.004", "2.1027 ± 0.0076"],
-    ]
+    table = [(row[0], row[2]) for row in report_rows(first)]
+    alibi = ("mha position=alibi", "0.004")
+    assert table == [("variant", "lr"), ("mha", "0.002"), alibi, ("gqa", "0.004")]
     # In the other block all have the same rate.
     assert report_rows(second)[0][:3] == ["variant", "n", "val loss"]
     assert [first.title, second.title] == ["block=gpt2", "block=llama"]

@@ -110,7 +110,7 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path):
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     out = sweep / "comparison"
     report(sweep)
-    for name in ("notes.txt", "loss_teaser.png", "2_loss.svg", "loss_seconds.png"):
+    for name in ("loss_teaser.png", "2_loss.svg", "loss_seconds.png"):
         (out / name).write_text("mine")
     for file in [*sweep.glob("mqa*/summary.json"), *sweep.glob("*/metrics.jsonl")]:
         file.unlink()
@@ -120,7 +120,6 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path):
         *("forest_loss.svg", "forest_loss.png"),  # of the report that is there now
     }
     assert (out / "pareto_cache.svg").exists()
-    assert (out / "notes.txt").exists()
 
 
 def test_markdown_and_no_files_write_nothing(sweep, tmp_path, capsys):

@@ -176,28 +176,14 @@ def test_a_matched_width_makes_no_section_and_no_name_but_is_said(tmp_path):
     assert "match=params: x attn.conv_size=0 has model.d_mlp=290, not 256" in match_words(section)
 
 
-def task_run(
-    folder: Path, accuracy: float, seed: int = 1, pairs: int = 4, text: str = "", **size: Any
-) -> None:
-    write_run(
-        folder,
-        "mha",
-        seed,
-        4.0 - accuracy,
-        metrics={"val/accuracy": accuracy, "val/bits_per_byte": None},
-        data={**TASK, "text_sha256": f"{pairs}{text}"},
-        config={"data": {"_target_": "gptattn.data.tasks.Recall", "pairs": pairs}},
-        **size,
-    )
-
-
 def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(tmp_path):
-    for length, pairs in ((64, 4), (128, 8)):
-        for width, right in ((16, 0.25), (32, 1.0)):
-            for seed in (1, 2):
-                accuracy = right - 0.1 * (seed - 1)
-                size = {"d_model": width, "context_length": length}
-                task_run(tmp_path / f"{length}_{width}_{seed}", accuracy, seed, pairs, **size)
+    sizes = product(((64, 4), (128, 8)), ((16, 0.25), (32, 1.0)), (1, 2))
+    for (length, pairs), (width, right), seed in sizes:
+        metrics = {"val/accuracy": right - 0.1 * (seed - 1), "val/bits_per_byte": None}
+        own = {"data": {**TASK, "text_sha256": str(pairs)}, "metrics": metrics}
+        own["config"] = {"data": {"_target_": "gptattn.data.tasks.Recall", "pairs": pairs}}
+        place, size = f"{length}_{width}_{seed}", {"d_model": width, "context_length": length}
+        write_run(tmp_path / place, "mha", seed, 4 - right, **own, **size)
     found = load_comparison(tmp_path)
     titles = [section.title for section in found.sections]
     assert titles == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
@@ -224,8 +210,8 @@ def test_sizes_on_a_task_are_sections_joined_by_a_curve_if_attentions_are_compar
 
 
 def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path):
-    task_run(tmp_path / "a", 0.5)
-    task_run(tmp_path / "b", 0.5, seed=2, text="other")
+    for seed, text in ((1, "a"), (2, "b")):
+        write_run(tmp_path / text, "mha", seed, 3.5, data={**TASK, "text_sha256": text})
     assert [row.n for row in only_section(tmp_path).rows] == [1, 1]
 
 
