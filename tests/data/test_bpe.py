@@ -16,6 +16,7 @@ from transformers import GPT2Tokenizer as Theirs
 from gptattn.data import bpe as our_bpe
 from gptattn.data.bpe import FORMS, ByteLevelBPE, byte_characters
 from gptattn.data.text import PlainText
+from gptattn.data.tokenizer import write_files
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +86,7 @@ def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path):
     assert tokenizer.byte_lengths()[257] == 6
     assert tokenizer.decode(np.array([256, 257])) == "ab<ü x>"
     (tmp_path / "b").mkdir()
-    for name, text in tokenizer.files().items():
-        (tmp_path / "b" / name).write_text(text, encoding="utf-8")
+    write_files(tmp_path / "b", tokenizer.files())
     assert ByteLevelBPE(str(tmp_path / "b")).fingerprint() == tokenizer.fingerprint()
     opened = AutoTokenizer.from_pretrained(tmp_path / "b")
     assert len(opened) == 258
@@ -126,18 +126,12 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said
         ByteLevelBPE(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        (None, "init_from"),
-        ("empty", "vocab.json with merges.txt"),
-        ("nowhere", "hf:owner/name"),
-    ],
-)
-def test_what_has_no_tokenizer_is_the_users_mistake(path, said, tmp_path):
-    (tmp_path / "empty").mkdir()
-    with refuses(f"tokenizer.path: {said}", 2 if path is None else 3):
-        ByteLevelBPE(path and str(tmp_path / path))
+def test_what_has_no_tokenizer_is_the_users_mistake(tmp_path):
+    with refuses("tokenizer.path: init_from"):
+        ByteLevelBPE()
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with refuses("tokenizer.path: vocab.json with merges.txt", 3):
+            ByteLevelBPE(str(folder))
 
 
 # Trained on the training part of a text
@@ -168,8 +162,7 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path):
     assert (lengths[:256] == 1).all()
     assert (lengths[256:] > 1).all()
     assert tokenizer.separator().tolist() == [379]
-    for name, text in tokenizer.files().items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    write_files(tmp_path, tokenizer.files())
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.eos_token_id == 379
     assert theirs(TRICKY)["input_ids"] == tokenizer.encode(TRICKY, "data").tolist()
@@ -181,16 +174,11 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path):
     assert load(TEXT * 2, tmp_path / "cache", again).train[:].tolist() == data.train[:].tolist()
 
 
-@pytest.mark.parametrize("size", [256, 65_537])
-def test_a_size_that_cannot_be_is_refused(size):
-    with refuses("tokenizer.vocab_size: 65,536"):
-        ByteLevelBPE(vocab_size=size)
-
-
-def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path):
+def test_a_size_that_cannot_be_is_refused_with_one_that_can(tmp_path):
+    for size in (256, 65_537):
+        with refuses("tokenizer.vocab_size: 65,536"):
+            ByteLevelBPE(vocab_size=size)
     text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
     with refuses("tokenizer.vocab_size: 260"):
-        load(text, tmp_path / "cache", ByteLevelBPE(vocab_size=261))
-    tokenizer = ByteLevelBPE(vocab_size=260)
-    load(text, tmp_path / "cache", tokenizer)
-    assert tokenizer.vocab_size == 260
+        load(text, tmp_path, ByteLevelBPE(vocab_size=261))
+    assert load(text, tmp_path, ByteLevelBPE(vocab_size=260)).tokenizer.vocab_size == 260
