@@ -17,13 +17,7 @@ from gptattn.model.gpt import GPT, BlockStyle
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.position.base import HeadPosition, InputPosition
 from gptattn.settings.compose import settings
-from gptattn.settings.config import (
-    MASK_DOCUMENTS,
-    ModelConfig,
-    Spec,
-    TrainConfig,
-    default_width,
-)
+from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, Spec, TrainConfig, default_width
 from gptattn.settings.construct import (
     FILLED_BY,
     arguments_of,

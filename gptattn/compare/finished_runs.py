@@ -20,13 +20,7 @@ from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.metrics import CACHE, LOSS
 from gptattn.runs.two_stages import FirstStage, read_two_stages
 from gptattn.settings.config import CONF, default_width
-from gptattn.settings.identity import (
-    Provenance,
-    differences,
-    flat,
-    places,
-    result_settings,
-)
+from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
 from gptattn.settings.own_code import use_recorded
 
 if TYPE_CHECKING:

@@ -3,12 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gptattn.compare.comparison import Comparison, Row, Section
-from gptattn.compare.statistics import (
-    ALPHA,
-    RESOLUTION,
-    SEEDS_CAP,
-    stein_seeds,
-)
+from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}

@@ -17,15 +17,7 @@ from torch import nn
 from gptattn.cli.arguments import Count, option, parse
 from measuring.menu import PEERS, VARIANTS, Stack, check_peers, check_variants, stack_of
 from measuring.peers import ATTENTION_MODULES
-from measuring.rounds import (
-    Measure,
-    interleave,
-    print_table,
-    ratio,
-    set_threads,
-    spread,
-    timed,
-)
+from measuring.rounds import Measure, interleave, print_table, ratio, set_threads, spread, timed
 
 WIDTH, HEADS = 768, 12
 TOKENS = 2048  # in a batch of short rows

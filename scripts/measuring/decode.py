@@ -27,13 +27,7 @@ from gptattn.model.cost import count_parameters
 from gptattn.model.gpt import GPT
 from measuring.menu import VARIANTS, Stack, check_variants, model_of, stack_of
 from measuring.peers import Sizes, build_transformers
-from measuring.rounds import (
-    interleave,
-    print_table,
-    ratio,
-    set_threads,
-    spread,
-)
+from measuring.rounds import interleave, print_table, ratio, set_threads, spread
 
 PROMPT, NEW, VOCABULARY, D_MODEL = 512, 64, 50257, 768
 BATCHES = (1, 8)

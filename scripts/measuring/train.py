@@ -49,15 +49,7 @@ from gptattn.training.preflight import DTYPES, preflight
 from gptattn.training.run import train
 from measuring.menu import PEERS, VARIANTS, check_peers, check_variants, overrides_of
 from measuring.peers import LANGUAGE_MODELS, Sizes
-from measuring.rounds import (
-    Measure,
-    interleave,
-    print_table,
-    ratio,
-    set_threads,
-    spread,
-    timed,
-)
+from measuring.rounds import Measure, interleave, print_table, ratio, set_threads, spread, timed
 
 ROOT = Path(__file__).parents[2]
 DEVICE = resolve_device("auto")

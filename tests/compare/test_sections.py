@@ -11,11 +11,7 @@ from reporting import only_section, report, write_typed
 from runfolders import write_run, write_sweep
 from support import refuses
 
-from gptattn.compare.table import (
-    load_comparison,
-    report_rows,
-    section_table,
-)
+from gptattn.compare.table import load_comparison, report_rows, section_table
 from gptattn.compare.verdicts import headline, match_words
 from gptattn.sweep.progress import print_end
 

@@ -14,13 +14,7 @@ from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import Table, report_rows
-from gptattn.compare.verdicts import (
-    best_words,
-    nats,
-    p_value,
-    section_words,
-    seed_notes,
-)
+from gptattn.compare.verdicts import best_words, nats, p_value, section_words, seed_notes
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, variant_key, write_two_stages
 

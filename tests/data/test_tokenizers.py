@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 from support import MIXED, refuses
 
-from gptattn.data.tokenizer import (
-    ByteTokenizer,
-    CharTokenizer,
-    Piece,
-    TaskIds,
-    encode_prompt,
-)
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Piece, TaskIds, encode_prompt
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(), CharTokenizer("𝄞≈éA\n")])

@@ -17,21 +17,8 @@ from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.sampler import DocumentNumbers
 from gptattn.data.text import PlainText, TextFiles
-from gptattn.data.tokenizer import (
-    ByteTokenizer,
-    CharTokenizer,
-    Ids,
-    Tokenizer,
-    write_files,
-)
-from gptattn.data.tokens import (
-    INDEX,
-    LOCK,
-    STARTS,
-    TOKENS,
-    TokenData,
-    make_tokens,
-)
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Ids, Tokenizer, write_files
+from gptattn.data.tokens import INDEX, LOCK, STARTS, TOKENS, TokenData, make_tokens
 
 
 @pytest.fixture(scope="module")

@@ -6,16 +6,7 @@ from pathlib import Path
 
 import pytest
 from llamas import assert_same_logits, theirs
-from support import (
-    TEXT,
-    check_job,
-    refuses,
-    save_untrained,
-    series,
-    summary,
-    tiny,
-    train,
-)
+from support import TEXT, check_job, refuses, save_untrained, series, summary, tiny, train
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from gptattn.runs.load import load_config, load_run
