@@ -54,7 +54,7 @@ def measure_by_position(
     whole = tokens[: windows * length + 1]
     for batch in ValidationSet(whole, rows, length, documents):
         ids, targets, *apart = (tensor.to(device) for tensor in batch)
-        hidden = model.hidden(ids, None, *apart)
+        hidden = model.hidden(ids, None, apart[0] if apart else None)
         total_T += token_losses(model, hidden, targets).sum(0)
     mean_T = total_T / windows
     bins = [
