@@ -66,7 +66,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
             mistake = "command line", f"{argument} must come before the settings"
         elif name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
             mistake = "command line", f"{name} is not a flag; {suggest(name, FLAGS)}"
-        elif name == "hydra.run.dir":
+        elif name == "hydra.run.dir" and FIRST:  # Lightning gives it to the others
             mistake = name, "is not used here; give run_dir=FOLDER"
         elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
             mistake = name, "names one run, and -m starts many; leave one of them out"
