@@ -84,9 +84,6 @@ def test_what_stops_halfway_does_not_pass_for_whole_and_ids_of_another_text_are_
         make_tokens(PlainText([TEXT + "x"]), to, request(cache))
 
 
-# What is in it
-
-
 def test_a_text_shorter_than_the_context_is_refused(tmp_path):
     # 100 tokens: 90 of them train, which is one window of 89 and its target.
     assert len(load("x" * 100, tmp_path, context_length=89).train) == 90
@@ -146,9 +143,6 @@ def test_four_times_the_text_takes_no_more_memory(gpt2, tmp_path, monkeypatch):
         peaks[lines] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peaks[16_000] < 1.2 * peaks[4_000]
-
-
-# Documents
 
 
 BOOKS = PlainText(["a" * 40, "b" * 5, "c" * 30, "d" * 3])

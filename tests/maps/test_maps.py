@@ -27,9 +27,6 @@ def causal(H: int, T: int) -> np.ndarray:
     return w / w.sum(-1, keepdims=True)
 
 
-# Labels
-
-
 def test_bytes_of_a_split_character_show_their_number():
     text = "aï\n 中"
     ids = ByteTokenizer().encode(text, "prompt")
@@ -47,9 +44,6 @@ def test_nothing_invisible_or_turning_is_left():
     assert shorten("x" * 13) == "x" * 11 + "…"
 
 
-# Cells
-
-
 @pytest.mark.parametrize(("T", "side"), [(7, 1), (7, 3), (7, 10)])
 def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T, side):
     w_HTS = causal(3, T)
@@ -65,9 +59,6 @@ def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T, side):
                 at += 1
     # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
     assert (choose_cell_side(1024, 12), choose_cell_side(1024, 144)) == (1, 4)
-
-
-# The picture
 
 
 def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ...]:
@@ -91,9 +82,6 @@ def test_any_text_can_stand_in_a_picture():
     labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", make_visible("\0")]
     png = draw_layer(causal(5, 7), labels, ["h"] * 5, make_visible(HOSTILE))
     assert png.startswith(b"\x89PNG")
-
-
-# The page
 
 
 def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> str:
