@@ -88,10 +88,10 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
             raise ConfigError(name, f"is not a setting; {near}, as name=value")
         key, hint = hints[name]
         if get_origin(hint) is tuple:
-            words = text.removeprefix("[").removesuffix("]").split(",")
-            found = [
-                _convert(get_args(hint)[0], word.strip(), name) for word in words if word.strip()
-            ]
+            of = get_args(hint)[0]
+            listed = of is not Path or text.startswith("[")  # a path may have commas in it
+            words = text.removeprefix("[").removesuffix("]").split(",") if listed else [text]
+            found = [_convert(of, word.strip(), name) for word in words if word.strip()]
             values[key] = (*values.get(key, ()), *found)
         else:
             values[key] = _convert(hint, text, name)

@@ -56,14 +56,15 @@ def draw_layer(
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
-        colours = ScalarMappable(PowerNorm(0.5, 0, 1), "viridis")
+        norm = PowerNorm(0.5, 0, 1)
+        colours = ScalarMappable(norm, "viridis")
         for head in range(H):
             row, column = divmod(head, COLUMNS)
             left = LABELS + column * (side + GAP)
             bottom = height - TOP - side - row * (side + GAP)
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
             extent = (-0.5, end, end, -0.5)
-            axes.imshow(cells_HNN[head], colours.cmap, colours.norm, extent=extent)
+            axes.imshow(cells_HNN[head], colours.cmap, norm, extent=extent)
             axes.set_title(titles[head], fontsize=8, pad=4)
             last = head + COLUMNS >= H  # the lowest panel of its column
             axes.set_xticks(shown if last else [], names if last else [], rotation=90)

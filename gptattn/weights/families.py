@@ -33,16 +33,16 @@ class Family:
 
     def read_values(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings in a config.json. Raises ValueError or KeyError for another model."""
-        node = {key: value for key, value in node.items() if value is not None}
+        given = {key: value for key, value in node.items() if value is not None}
         # transformers 5 writes `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`.
         for group in ("rope_scaling", "rope_parameters"):
-            node |= node.pop(group, {})
-        node = _evaluate(self.defaults, node) | node
-        only = {key: (value,) for key, value in _evaluate(self.required, node).items()}
+            given |= given.pop(group, {})
+        given = _evaluate(self.defaults, given) | given
+        only = {key: (value,) for key, value in _evaluate(self.required, given).items()}
         for key, allowed in (self.accepted | only).items():
-            if node.get(key, allowed[0]) not in allowed:
-                raise ValueError(f"{key} is {node[key]!r:.60}, but must be {allowed[0]!r:.60}")
-        return {ours: node[key] for ours, key in self.settings.items()}
+            if given.get(key, allowed[0]) not in allowed:
+                raise ValueError(f"{key} is {given[key]!r:.60}, but must be {allowed[0]!r:.60}")
+        return {ours: given[key] for ours, key in self.settings.items()}
 
     def make_settings(self, values: Mapping[str, Any], tokenizer: list[str]) -> TrainConfig:
         """Return the settings of the model with these values. Raises ConfigError as `settings`.

@@ -23,8 +23,8 @@ def test_the_help_of_a_command_fits_80_columns(name, call):
 
 
 def test_compare_takes_folders_without_a_name_and_options_with_one():
-    given = ["outputs/a", "./b=c", "d", "baseline=gqa 1", "by=attn,optim", "files=false"]
-    expected = (Path("outputs/a"), Path("b=c"), Path("d"))
+    given = ["outputs/a", "./b=c", "d,e", "baseline=gqa 1", "by=attn,optim", "files=false"]
+    expected = (Path("outputs/a"), Path("b=c"), Path("d,e"))
     parsed = parse(compare.Arguments, given)
     assert parsed == compare.Arguments(expected, "gqa 1", ("attn", "optim"), files=False)
     assert parse(compare.Arguments, ["markdown=True"]).folder == (Path("outputs"),)
