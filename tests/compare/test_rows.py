@@ -70,8 +70,8 @@ def test_a_row_has_the_name_that_was_given_to_its_newest_run(tmp_path):
 
 
 def test_a_name_that_cannot_be_printed_or_is_too_long_is_refused():
-    for name in ("x" * 101, "''", "'a\tb'"):
-        with refuses("name: 100"):
+    for name, said in (("x" * 101, "100"), ("''", "blank"), ("'a\tb'", "printable")):
+        with refuses(f"name: {said}"):
             settings([f"name={name}"])
     assert settings(["name=my attention"]).name == "my attention"
 
