@@ -57,4 +57,4 @@ def steps_kept(run: Path) -> list[str]:
 
 
 def content(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}

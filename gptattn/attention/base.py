@@ -225,7 +225,7 @@ def window_of(window: float | None, context_length: int, name: str = "window") -
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
             f"{name}={window} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, or a share of the context below 1"
+            f"{context_length} tokens, the token itself included, or a share of the context below 1"
         )
     return window
 

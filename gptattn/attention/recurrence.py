@@ -471,8 +471,8 @@ def decay_heads(
     exponent = (b[..., :, None] - b[..., None, :]).to(dtype).masked_fill(later, -torch.inf)
     decay, since_start = exponent.exp(), b.to(dtype).exp()[..., None]
     to_last = (b[..., -1:] - b).to(dtype).exp()[..., None]
-    (decay,), since_start, to_last = _cut((decay,), since_start, to_last, starts)
-    return decay, since_start, to_last
+    between, since_start, to_last = _part_documents((decay,), since_start, to_last, starts)
+    return between[0], since_start, to_last
 
 
 def decay_channels(
@@ -511,10 +511,10 @@ def decay_channels(
         to_last = torch.cat([to_last_1 * whole_2, to_last_2], -2)
         size *= 2
     scores = scores[..., 0, :, :C, :C].unbind(-3)
-    return _cut(scores, since[..., 0, :C, :], to_last[..., 0, :C, :], starts)
+    return _part_documents(scores, since[..., 0, :C, :], to_last[..., 0, :C, :], starts)
 
 
-def _cut(
+def _part_documents(
     between: tuple[Tensor, ...], since_start: Tensor, to_last: Tensor, starts: Tensor | None
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """Return these decays with 0 wherever one would pass from a document to the next."""

@@ -20,9 +20,10 @@ from gptattn.runs.sweep_states import PLANNED, describe_open
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
-# The plots that we write, or wrote, and may remove.
+# What we write, or wrote, and may remove.
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
-FORMER_PLOT = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)")
+PLOTS = rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)"
+FORMER = re.compile(rf"{PLOTS}|comparison\.json")
 
 
 def write_report(
@@ -71,8 +72,8 @@ def write_report(
         _write(out / "comparison.csv", comparison.table().to_csv(index=False, lineterminator="\n"))
         _write(out / "comparison.html", page)
         names = {plot.name for plot in plots}
-        for file in out.iterdir():  # an earlier report's plots that this one lacks
-            if FORMER_PLOT.fullmatch(file.name) and file.stem not in names:
+        for file in out.iterdir():  # what an earlier report had, and this one lacks
+            if FORMER.fullmatch(file.name) and file.stem not in names:
                 file.unlink()
     return out / "comparison.html"
 

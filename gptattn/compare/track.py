@@ -301,23 +301,24 @@ def _choose_entries(
     compared: dict[tuple[bool, str, int], Entry] = {}
     begun: set[tuple[bool, str, int]] = set()  # own ones, of which some may still lack seeds
     for entry in entries:
-        own, key = not entry.is_shipped, (entry.is_baseline, entry.name, entry.steps)
+        own = not entry.is_shipped
+        key = entry.is_baseline, entry.name, entry.steps
         if entry in known or (not own and key in compared):
             continue
         newer = [one for one in compared.values() if not one.is_shipped]
         if own and key in begun:
             why = "a newer one has its name"
         elif why := _describe_mismatch(entry, known, holds):
-            why += hint * own
+            why += hint if own and not entry.is_baseline else ""
         elif entry.is_baseline:
-            why = "a single seed, or another has more of them, or is newer" * own
+            why = "a single seed, or another has more of them, or is newer" if own else ""
         elif not (why := _describe_mismatch(entry, newer, holds)):
             begun.add(key)
             why = _describe_seeds(entry)
             if entry.steps not in baseline:
                 why = f"the baseline has no {entry.steps:,} steps"
         if why:
-            steps = f" at {entry.steps:,} steps" * entry.is_baseline
+            steps = f" at {entry.steps:,} steps" if entry.is_baseline else ""
             left_out.setdefault(why, []).append(entry.name + steps)
         elif not entry.is_baseline:
             compared[key] = entry

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -41,26 +42,30 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
         raise ConfigError(
             field, f"{name!r} is not a name on the hub; give hf:owner/name[@revision]"
         )
+    hub = _import_extra("huggingface_hub", field, name)
     advice = "check the name, the network and your login (hf auth login), or give a folder"
     with _name_errors(CheckpointError, field, name, advice):
-        from huggingface_hub import snapshot_download
-
         repo, revision = match["repo"], match["revision"]
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
+        return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=list(files)))
+
+
+def _import_extra(library: str, field: str, where: str) -> ModuleType:
+    try:
+        return import_module(library)
+    except ImportError:
+        raise ConfigError(field, f"{where} needs the extra hf: pip install 'gptattn[hf]'") from None
 
 
 @contextlib.contextmanager
 def _name_errors(kind: type[UserError], field: str, where: str, advice: str) -> Iterator[None]:
     """Turn any error of the hub's libraries and of their transport into one of this kind.
 
-    Raises ConfigError if they are not installed. What the disk refuses is raised as it is.
+    What the disk refuses is raised as it is.
     """
     try:
         yield
     except UserError:
         raise
-    except ImportError:
-        raise ConfigError(field, f"{where} needs the extra hf: pip install 'gptattn[hf]'") from None
     except Exception as error:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in REFUSALS:
             raise
@@ -163,9 +168,8 @@ class Rows(TextSource):
 @contextlib.contextmanager
 def _import_datasets(where: str) -> Iterator[ModuleType]:
     """Yield the library `datasets`; its errors become a DataError that names `where`."""
+    datasets = _import_extra("datasets", "data", "data=hf")
     advice = "check its name, its format, data.config, data.split and the network"
     with _name_errors(DataError, "data", where, advice):
-        import datasets
-
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
         yield datasets

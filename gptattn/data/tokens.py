@@ -198,6 +198,8 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
                 return index
             has = "has the ids of another text, or of another tokenizer"
             raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
+        for part in folder.glob(f"{TOKENS}.*.part"):  # of a process that was killed
+            part.unlink()
         with replacing(folder / TOKENS) as file, tempfile.TemporaryFile(dir=folder) as held_out:
             train, val = TokenWriter(file), TokenWriter(held_out)
             text_sha256 = source.write_tokens(request, train, val)

@@ -37,7 +37,7 @@ class Sampling:
         Raises NumericError if the largest logit is not finite.
         """
         if self.temperature == 0:
-            return check_finite(logits_BV).argmax(dim=-1, keepdim=True)
+            return self._scale(logits_BV).argmax(dim=-1, keepdim=True)
         return torch.multinomial(self.probabilities(logits_BV), 1, generator=generator)
 
     def probabilities(self, logits_BV: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Sampling:
 
         The temperature must be above 0. Raises NumericError as `draw`.
         """
-        logits = check_finite(logits_BV) / self.temperature
+        logits = self._scale(logits_BV)
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
@@ -61,12 +61,16 @@ class Sampling:
             p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
         return p / p.sum(dim=-1, keepdim=True)
 
+    def _scale(self, logits_BV: Tensor) -> Tensor:
+        """Return the logits over the temperature, if that is above 0, in float32 or a wider type.
 
-def check_finite(logits_BV: Tensor) -> Tensor:
-    """Return the logits in float32 or a wider type. Raises NumericError as `Sampling.draw`."""
-    # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
-    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    # A row's largest logit is NaN or infinite if any is NaN or +inf.
-    if not logits.amax(dim=-1).isfinite().all():
-        raise NumericError("logits", "of the next token are not finite; use other weights")
-    return logits
+        Raises NumericError as `draw`.
+        """
+        # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
+        logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+        if self.temperature > 0:
+            logits = logits / self.temperature
+        # A row's largest logit is NaN or infinite if any is NaN or +inf.
+        if not logits.amax(dim=-1).isfinite().all():
+            raise NumericError("logits", "of the next token are not finite; use other weights")
+        return logits

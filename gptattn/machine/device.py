@@ -56,7 +56,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
         synchronize(device)
         return time.perf_counter() - start
 
-    multiply()  # warm up
+    multiply()  # warm up; a CPU that lacks bfloat16 takes seconds for each product
     begun, times = time.perf_counter(), [multiply()]
     while time.perf_counter() - begun < (0.5 if gpu else 0.1):  # a GPU raises its clock meanwhile
         times.append(multiply())

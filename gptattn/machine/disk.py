@@ -18,16 +18,11 @@ REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTA
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path, option: str | None = None) -> Iterator[None]:
-    """Raise DiskError, naming the path, if the disk refuses.
-
-    If the path is that of a command's `option`, name that, whatever the OSError.
-    """
+def explain_disk_errors(path: Path) -> Iterator[None]:
+    """Raise DiskError, naming the path, if the disk refuses."""
     try:
         yield
     except OSError as error:
-        if option is not None:
-            raise DiskError(option, f"{path}: {error.strerror}; give another folder") from error
         if error.errno == errno.ENOENT:
             raise DiskError(str(path.parent), "was removed or moved; start again") from error
         if error.errno not in REFUSALS:
@@ -55,6 +50,15 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
+@contextlib.contextmanager
+def disk_errors(folder: Path, option: str) -> Iterator[None]:
+    """Turn an OSError into a DiskError that names the command's `option` and `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
+
+
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
 
@@ -67,7 +71,7 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that takes the place of `path` once all of it is on the disk."""
-    with disk_errors(path):
+    with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
         try:

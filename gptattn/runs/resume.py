@@ -74,11 +74,17 @@ def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
 
     Both are from `collect_facts`. Another torch or number of processes only gives a warning.
     """
-    settings = {"text_sha256": "data", "tokenizer": "tokenizer", "device": "trainer.accelerator"}
-    for name, setting in settings.items():
+    for name, setting, what in (
+        ("text_sha256", "data", "the text"),
+        ("tokenizer", "tokenizer", "the tokenizer"),
+    ):
         if was[name] != now[name]:
-            changed = f"from {was[name][:12]!r} to {now[name][:12]!r}"
-            raise ConfigError(setting, f"has changed since the run began, {changed}; restore it")
+            raise ConfigError(setting, f"{what} has changed since the run began; restore it")
+    if was["device"] != now["device"]:
+        raise ConfigError(
+            "trainer.accelerator",
+            f"the run began on {was['device']}, and this is {now['device']}; resume it there",
+        )
     for name in ("torch", "processes"):
         if was[name] != now[name]:
             print(

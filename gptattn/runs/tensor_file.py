@@ -52,7 +52,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         place = plain.untyped_storage().data_ptr()
         own[name] = plain.clone() if place in memory else plain  # safetensors refuses shared memory
         memory.add(place)
-    with disk.disk_errors(path):  # the folder of the run may be gone
+    with disk.explain_disk_errors(path):  # the folder of the run may be gone
         path.parent.mkdir(exist_ok=True)
     with disk.replacing(path) as file:
         try:

@@ -21,7 +21,7 @@ from gptattn.settings.config import CONF, UNITS, Settings, TrainConfig, check, v
 from gptattn.settings.construct import check_targets
 from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.layers import read_files, read_layers
-from gptattn.settings.messages import explain_hydra_error, explain_omegaconf_error
+from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omegaconf_error
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import build_dataclass, check_type
 
@@ -67,7 +67,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
     for key, override in zip(keys, typed, strict=True):
         if override.startswith("~"):
-            raise ConfigError(key, "cannot be removed; give it a value instead")
+            raise ConfigError(key, REMOVED)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
         node: Any = OmegaConf.to_container(own, resolve=True)
@@ -144,12 +144,16 @@ def resume_settings(
             continue
         if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
-        value, fixed = OmegaConf.select(cfg, key), "is fixed once a run has begun; leave it out"
+        value = OmegaConf.select(cfg, key)
         if meaning(key) in RESUMES:
             OmegaConf.update(node, key, value, merge=False)
+            continue
         # The command that started the run, with resume= added, names nothing new.
-        elif override.input_line not in recorded.overrides and OmegaConf.select(node, key) != value:
-            raise ConfigError(key, f"{fixed}, or start a new run")
+        given = override.input_line in recorded.overrides
+        if not given and OmegaConf.select(node, key) != value:
+            raise ConfigError(
+                key, "is fixed once a run has begun; leave it out, or start a new run"
+            )
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another

@@ -309,6 +309,12 @@ def check(cfg: TrainConfig) -> None:
     build_dataclass(type(cfg), asdict(cfg))  # `replace` may have put something in
     if cfg.name is not None and not (cfg.name.isprintable() and cfg.name.strip()):
         raise ConfigError("name", "is blank or not printable; give another, or null")
+    if cfg.batch_size % cfg.accumulate:
+        raise ConfigError(
+            "accumulate",
+            f"{cfg.accumulate} does not divide batch_size={cfg.batch_size}; "
+            f"one of {[n for n in range(1, cfg.batch_size + 1) if cfg.batch_size % n == 0]}",
+        )
     shares = cfg.trainer.processes * cfg.accumulate
     if cfg.batch_size % shares:
         raise ConfigError(

@@ -5,8 +5,10 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
@@ -57,11 +59,19 @@ def check_targets(
             if (folder := find_folder(value)) is not None:
                 found.add(folder)
             elif not _is_in(value, allow_targets):
+                top = value[:100].partition(".")[0]
+                if top.isidentifier() and find_spec(top) is None:
+                    near = get_close_matches(top, [file.stem for file in Path.cwd().glob("*.py")])
+                    meant = f"; did you mean {near[0]}? If" if near else "; if"
+                    raise ForeignTarget(
+                        field,
+                        f"no module {top} is in this folder or installed{meant} it is elsewhere, "
+                        f"and you trust it, add allow_targets=[{top}]",
+                    )
                 raise ForeignTarget(
                     field,
-                    f"{value[:100]} is in no module of this folder, nor in "
-                    f"{', '.join([*PACKAGES, *allow_targets])}; correct it, or add "
-                    f"allow_targets=[{value[:100].partition('.')[0]}], if you trust it",
+                    f"{value[:100]} is outside of {', '.join([*PACKAGES, *allow_targets])} and of "
+                    f"this folder; add allow_targets=[{top}], if you trust it",
                 )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):

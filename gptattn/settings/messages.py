@@ -14,6 +14,18 @@ from gptattn.settings.comments import list_settings
 from gptattn.settings.construct import SETTING_OF
 from gptattn.settings.values import describe_unknown, suggest
 
+REMOVED = "cannot be removed; give it a value instead"
+# Hydra's message -> ours about the setting {0} with the value {1}.
+SAYINGS = {
+    r"Could not delete '([^']+)'": REMOVED,
+    r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
+    r"Ambiguous value for argument '([^=]+)=([^']*)'": (
+        "{1} gives several values; add -m to run each, or write {0}=[{1}] for a list"
+    ),
+    r"Multiple values for ([\w/]+)\.": "takes one choice; write {0}=... without the +",
+    r"([\w/]+) appears more than once": "takes one choice; write {0}=... without the +",
+}
+
 
 def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> Exception:
     """Return the UserError for Hydra's or OmegaConf's error; any other error as it is.
@@ -43,20 +55,14 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return ConfigError(f"{mark.name}:{mark.line + 1}", f"{error.problem}; correct the file")
-    message = str(error)
+    message, cause = str(error), error.__cause__
     if isinstance(error, HydraException):
-        if isinstance(error.__cause__, OmegaConfBaseException):
-            return explain_omegaconf_error(error.__cause__, conf)
-        if several := re.match("Ambiguous value for argument '([^=]+)=([^']*)'", message):
-            how = f"add -m to run each, or write {several[1]}=[{several[2]}] for a list"
-            return ConfigError(several[1], f"{several[2]} gives several values; {how}")
-        said = " ".join(message.split("\n")[:2])
-        for override in overrides:
-            key = override.lstrip("+~").partition("=")[0]
-            if re.search(rf"(?<!\w){re.escape(key)}(?!\.?\w)", message):
-                adds = override.startswith("+") and "+" not in said
-                return ConfigError(key, said + "; leave the + out" * adds)
-        return ConfigError("command line", said)
+        for pattern, said in SAYINGS.items():
+            if found := re.search(pattern, message):
+                return ConfigError(found.group(1), said.format(*found.groups()))
+        if isinstance(cause, OmegaConfBaseException):
+            return explain_omegaconf_error(cause, conf)
+        return ConfigError("command line", " ".join(message.split("\n")[:2]))
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
         group, _, choice = override.partition("=")
@@ -97,4 +103,11 @@ def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
             own.append(name)
     if not own:
         return error
-    return type(error)(own[0], f"{typed[own[0]]} does not go with {field}: {error.message}")
+    said = f"{typed[own[0]]} does not go with {field}: {error.message}"
+    divides = re.match(r"(\w+)=(\d+) must divide (\w+)=(\d+)", error.message)
+    if divides is not None and own[0] == SETTING_OF.get(divides[3]):
+        divisor, number = int(divides[2]), int(divides[4])
+        below = number // divisor * divisor
+        near = [str(one) for one in (below, below + divisor) if one]
+        said = f"{number} is not a multiple of {field}={divisor}; give {' or '.join(near)}"
+    return type(error)(own[0], said)

@@ -42,6 +42,7 @@ NAMES_ELSEWHERE = {
     "data=hf data.name=OWNER/NAME": "wikitext openwebtext fineweb tinystories c4 the_pile",
     "gpu": "cuda",
     "attn": "attention",
+    "part": "parts",
     "data": "dataset",
     "trainer": "device accelerator",
     "model.num_layers": "layer layers n_layer n_layers depth",
@@ -55,6 +56,7 @@ NAMES_ELSEWHERE = {
     "optim.warmup_fraction": "warmup warmup_steps",
     "budget.steps": "epochs max_steps max_iters iters iterations",
     "budget.seconds": "minutes time",
+    "batch_size": "batch",
     "data.path": "file text_file",
     "experiment_name": "experiment_dir",
     "run_dir": "out out_dir output_dir logdir",
@@ -139,7 +141,7 @@ def check_type(field: str, value: Any, hint: Any) -> Any:
     except msgspec.ValidationError as error:
         literals = [kind for kind in _list_options(hint) if get_origin(kind) is Literal]
         words = [str(word) for kind in literals for word in get_args(kind)]
-        wanted = re.match("Expected `(.*?)`([^,]*)", str(error))
+        wanted = re.match("Expected `(.*?)`([^,`]*?)(,| - at|$)", str(error))
         if wanted is None:
             words += [TYPE_NAMES["int"]] if int in _list_options(hint) else []
             raise ConfigError(
@@ -147,7 +149,7 @@ def check_type(field: str, value: Any, hint: Any) -> Any:
             ) from None
         names = TYPE_NAMES | ({"str": " or ".join(words)} if words else {})
         kinds = " or ".join(names.get(kind, kind) for kind in wanted[1].split(" | "))
-        shown = "null" if value is None else repr(value)
+        shown = "null" if value is None else f"{value!r:.60}"
         raise ConfigError(field, f"is {shown}; give {kinds}{wanted[2]}") from None
     if isinstance(made, float) and math.isinf(made):
         raise ConfigError(field, f"is {made}; give a finite number")
@@ -168,7 +170,7 @@ def describe_unknown(name: str, names: Sequence[str]) -> str:
 
 def suggest(value: str, choices: Iterable[str]) -> str:
     """Return `did you mean X? one of ...`, or only the list if no choice is close."""
-    choices = sorted(choices)
+    choices = sorted({*choices})
     if not choices:
         return "there is none"
     meant = _translate(value)

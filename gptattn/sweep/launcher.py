@@ -30,7 +30,7 @@ from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
-QUIET_SECONDS = 10.0  # between lines while no run ends
+QUIET_SECONDS, MAX_QUIET_SECONDS = 5.0, 60.0  # between lines while no run ends
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
 
 
@@ -61,7 +61,7 @@ def launch_processes(
     active: list[_Job] = []
     runs, ended = len(jobs), 0
     took: list[float] = []  # of each run that is done
-    spoke = time.monotonic()
+    start = spoke = time.monotonic()
     try:
         while waiting or active:
             while waiting and len(active) < slots:
@@ -81,7 +81,9 @@ def launch_processes(
                 print(line, flush=True)
                 spoke = time.monotonic()
             now = time.monotonic()
-            if active and now - spoke > QUIET_SECONDS:
+            # In a long sweep lines come more rarely.
+            quiet = min(max(QUIET_SECONDS, (now - start) / 20), MAX_QUIET_SECONDS)
+            if active and now - spoke > quiet:
                 times = [f"{one.folder.name} {format_duration(now - one.start)}" for one in active]
                 print(f"[{ended}/{runs}] running: {', '.join(times)}", flush=True)
                 spoke = now

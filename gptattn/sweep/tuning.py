@@ -174,7 +174,8 @@ def find_vertex(losses: Mapping[float, float]) -> float:
     if len(around) < 3 or not all(math.isfinite(losses[rate]) for rate in around):
         return best
     bend, slope, _ = np.polyfit(np.log(around), [losses[rate] for rate in around], 2)
-    return float(f"{math.exp(-slope / (2 * bend)):.3g}")
+    vertex = math.exp(-slope / (2 * bend)) if bend > 0 else best  # losses may be almost equal
+    return float(f"{min(max(vertex, around[0]), around[2]):.3g}")
 
 
 def next_rate(losses: Mapping[float, float | None]) -> float | None:
@@ -210,9 +211,8 @@ def mark_replaced(chosen: Sequence[Plan]) -> int:
     """
     count = 0
     best = {make_cell_key(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
-    for folder in (
-        run for home in {plan.folder.parent for plan in chosen} for run in find_done(home)
-    ):
+    homes = {plan.folder.parent for plan in chosen}
+    for folder in [run for home in homes for run in find_done(home)]:
         try:
             settings = folder.read_settings()
             cell, rate = make_cell_key(settings), float(settings["optim"]["lr"])

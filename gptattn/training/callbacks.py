@@ -285,4 +285,4 @@ class Hang(L.Callback):
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.cancel_dump_traceback_later()
 
-    on_exception = teardown
+    on_exception = teardown  # Lightning calls no teardown after an exception

@@ -142,4 +142,4 @@ class Checkpoints(Checkpoint):
             signal.signal(number, handler)
         self._handlers.clear()
 
-    on_exception = teardown
+    on_exception = teardown  # Lightning calls no teardown after an exception

@@ -95,7 +95,7 @@ class ConsoleProgress(L.Callback):
             self._bar.stop()
             self._bar = None
 
-    on_exception = on_train_end
+    on_exception = on_train_end  # Lightning calls that after no exception
 
 
 def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:

@@ -34,7 +34,9 @@ NARROW = ("model.d_model=32", "match=none", "batch_size=2", "trainer.precision=6
 SMALL, GAIN = 0.05, 8.0
 # The parts of the budget after which a step is taken: in the warm-up, at the peak, in the decay.
 PROGRESS = (0.02, 0.3, 0.9)
-Kept = tuple[str, dict[str, list[float]]]  # the state of the source, and fingerprints by overrides
+CacheFile = tuple[
+    str, dict[str, list[float]]
+]  # the state of the source, and fingerprints by overrides
 
 
 def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
@@ -119,7 +121,7 @@ class FingerprintCache:
         self._file, self._known = file, {}
         self._state = _hash_installation()
         try:
-            state, known = msgspec.json.decode(file.read_bytes(), type=Kept)
+            state, known = msgspec.json.decode(file.read_bytes(), type=CacheFile)
             self._known = known if state == self._state else {}
         except (OSError, ValueError, msgspec.MsgspecError):
             pass  # they are computed again

@@ -70,7 +70,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     """Check the run that these settings describe, and return it ready to start.
 
     `resumes`: the folder of one that goes on. If that has a checkpoint, init_from is not read.
-    Raises a UserError for what is not possible.
+    Raises a UserError if the device, the model, the data, the match or the weights do not allow it.
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
@@ -99,7 +99,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     origin, made = None, (None, "")
     if cfg.init_from is not None and source is None:
         origin = read_origin(cfg)
-        made = origin.digest, origin.code
+        made = origin.digest, origin.made_by
         with warnings.catch_warnings():  # copying weights to the meta device does nothing
             warnings.filterwarnings("ignore", ".*no-op", UserWarning)
             begin_from(origin, model, cfg)

@@ -15,7 +15,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.tensorboard.summary import hparams
 
 from gptattn.errors import ConfigError, UserError
-from gptattn.machine.disk import disk_errors
+from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import ACCURACY, BITS, LOSS, REPORTED, SPEED, TRAIN_LOSS
 from gptattn.settings.config import TrainConfig
@@ -52,7 +52,7 @@ class MetricsFile(Logger):
         """Write a row; None becomes null."""
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        with disk_errors(self.folder.rows_file):
+        with explain_disk_errors(self.folder.rows_file):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -63,7 +63,7 @@ class MetricsFile(Logger):
 
     def save(self) -> None:
         """Flush all rows to the disk."""
-        with disk_errors(self.folder.rows_file):
+        with explain_disk_errors(self.folder.rows_file):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

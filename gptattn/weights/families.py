@@ -33,15 +33,18 @@ class Family:
 
     def read_values(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings in a config.json. Raises ValueError or KeyError for another model."""
-        given = {key: value for key, value in node.items() if value is not None}
         # transformers 5 writes `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`.
-        for group in ("rope_scaling", "rope_parameters"):
-            given |= given.pop(group, {})
+        rope = {**(node.get("rope_scaling") or {}), **(node.get("rope_parameters") or {})}
+        rope = {key: value for key, value in rope.items() if key in ROTARY}
+        given = {key: one for key, one in [*node.items(), *rope.items()] if one is not None}
         given = _evaluate(self.defaults, given) | given
         only = {key: (value,) for key, value in _evaluate(self.required, given).items()}
         for key, allowed in (self.accepted | only).items():
             if given.get(key, allowed[0]) not in allowed:
                 raise ValueError(f"{key} is {given[key]!r:.60}, but must be {allowed[0]!r:.60}")
+        for key in self.settings.values():
+            if not isinstance(given[key], int | float):
+                raise ValueError(f"{key} is {given[key]!r:.60}, not a number or a bool")
         return {ours: given[key] for ours, key in self.settings.items()}
 
     def make_settings(self, values: Mapping[str, Any], tokenizer: list[str]) -> TrainConfig:
@@ -61,7 +64,7 @@ class Family:
         key = re.sub(r"^blocks\.\d+", "blocks.N", ours)
         module, _, kind = key.rpartition(".")
         name = self.names.get(key) or f"{self.names[module]}.{kind}"
-        return name.replace("N", ours.split(".")[1])
+        return name.replace(".N.", f".{ours.split('.')[1]}.")
 
 
 def as_overrides(values: Mapping[str, Any]) -> list[str]:
@@ -71,6 +74,7 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
 
 # Positions that are neither stretched nor partial; `type` is the older key.
 UNCHANGED_ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+ROTARY = (*UNCHANGED_ROTARY, "rope_theta")  # the keys of a group of rotary settings that count
 
 
 def _evaluate(table: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,12 @@ GPT2_END = 50256  # <|endoftext|>
 TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 # What unexpected content of a JSON file can raise: deeply nested brackets a RecursionError.
 UNEXPECTED = (
-    *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
     RecursionError,
 )
 

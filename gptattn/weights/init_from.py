@@ -27,7 +27,7 @@ class Origin:
     cfg: TrainConfig
     tokenizer: str | None  # the choice that fits; None: we do not read the one that it needs
     digest: str  # SHA-256 of the weights
-    code: str  # `Provenance.digest` of the run that made them; "" if unknown
+    made_by: str  # `Provenance.digest` of the run that made them; "" if unknown
 
 
 def read_origin(cfg: TrainConfig) -> Origin:

@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+import yaml
 from building import CONTRACT, chosen, class_of, menu, read_file, settings, slow_but
 from support import losses, train
 
@@ -11,6 +12,8 @@ import gptattn.attention
 from gptattn.build.model import build_model
 from gptattn.machine.device import missing_compiler
 from gptattn.machine.source_code import hash_code
+from gptattn.settings.config import CONF
+from gptattn.settings.construct import find_target
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,22 @@ def test_a_file_has_the_defaults_of_a_class_that_the_package_exports(group, name
     differing = {key for key, value in spec.items() if value != defaults[key]}
     # A file beside that of its class is the same mechanism with another number.
     assert len(differing) == (not target.__module__.endswith(f".{name}"))
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(g, name) for g in ("data", "optim", "position") for name in menu(g)]
+)
+def test_a_file_and_a_constructor_agree_on_defaults(group, name):
+    node = yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
+    for spec in (node, node.get("matrices") or {}):
+        if "_target_" in spec:
+            takes = inspect.signature(find_target(group, spec, [])).parameters
+            differing = {
+                key
+                for key, value in spec.items()
+                if key in takes and takes[key].default not in (takes[key].empty, value)
+            }
+            assert differing == ({"held_out", "version"} if name == "package" else set())
 
 
 @pytest.mark.parametrize("name", ["mla", "tpa"])

@@ -17,7 +17,7 @@ B, T, H, D = 2, 11, 6, 10
 E = H * D
 
 
-def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
+def test_mla_takes_the_form_with_fewer_multiplications_and_makes_keys_in_training():
     mine = MultiHeadLatentAttention(60, 60, 11, 6)
     mine.head_dim, mine.kv_rank = 64, 256
     # Per head: t C D + t s C over the latents, s C D + t s D with keys: level near t = 85.
@@ -48,7 +48,7 @@ def test_differential_attention_starts_as_in_the_paper():
         assert attention.lambda0 == pytest.approx(0.8 - 0.6 * math.exp(-0.3 * layer))
 
 
-def test_dropout_drops_each_of_the_two_softmaxes():
+def test_dropout_drops_each_of_the_two_softmaxes_of_differential_attention():
     attention = DifferentialAttention(E, E, T, H, out_proj=False, dropout=0.5).double().train()
     x = draw(61, 1, E)
     y = attention(x).unflatten(-1, (H // 2, 2 * D))
@@ -59,14 +59,16 @@ def test_dropout_drops_each_of_the_two_softmaxes():
 
 
 @pytest.mark.parametrize(("conv_size", "chunk"), [(None, 64), (1, 1), (2, 3), (7, 4)])
-def test_convolutions_and_chunks_of_any_size_decode_as_they_read(conv_size, chunk):
+def test_gated_deltanet_decodes_as_it_reads_with_convolutions_and_chunks_of_any_size(
+    conv_size, chunk
+):
     attention = GatedDeltaNet(E, E, T, H, conv_size=conv_size, chunk=chunk, expand_k=0.5).double()
     disturb(attention, std=0.3)
     x = draw(B, T, E)
     assert_same(decode(attention, x, [3, 1, 5, 1, 1]), attention(x))
 
 
-def test_the_first_decays_are_those_of_the_authors():
+def test_the_first_decays_of_gated_deltanet_are_those_of_the_authors():
     made = GatedDeltaNet(61, 61, 7, 61)
     with torch.no_grad():
         made.initialise(0.02)
@@ -79,7 +81,7 @@ def test_the_first_decays_are_those_of_the_authors():
     assert 0.48 < made.conv.weight_C1K.abs().max() <= 0.5
 
 
-def test_it_takes_no_position_alone_and_beside_layers_that_do():
+def test_gated_deltanet_takes_no_position_alone_and_beside_layers_that_do():
     with refuses("position: gated_deltanet"):
         build_gpt("attn=gated_deltanet", "position=rope", "model.d_model=36")
     mixed = build_gpt("pattern=[gated_deltanet,gqa]", "position=rope", "model.d_model=36")

@@ -59,7 +59,8 @@ def test_a_run_that_is_damaged_or_has_no_result_is_named_and_skipped(file, wrong
     runs, (line,) = read_runs([tmp_path])
     assert [run.folder.name for run in runs] == ["good"]
     assert line.startswith(f"{bad}: ")
-    assert ("not trained" if wrong == "" else "not finished" if wrong is None else "") in line
+    if not wrong:
+        assert ("not finished" if wrong is None else "not trained") in line
     assert "\n" not in line
 
 

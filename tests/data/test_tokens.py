@@ -18,7 +18,15 @@ from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.sampler import DocumentNumbers
 from gptattn.data.text import PlainText, TextFiles
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Ids, Tokenizer, write_files
-from gptattn.data.tokens import INDEX, LOCK, STARTS, TOKENS, TokenData, make_tokens
+from gptattn.data.tokens import (
+    INDEX,
+    LOCK,
+    STARTS,
+    TOKENS,
+    TokenData,
+    make_tokens,
+    number_documents,
+)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +151,15 @@ def test_four_times_the_text_takes_no_more_memory(gpt2, tmp_path, monkeypatch):
         peaks[lines] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peaks[16_000] < 1.2 * peaks[4_000]
+
+
+def test_numbers_change_where_a_document_begins_and_count_from_the_first_token():
+    starts = np.array([0, 3, 4, 9])
+    assert number_documents(starts, 0, 0, 11).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
+    assert number_documents(starts, 0, 4, 9).tolist() == [0] * 5
+    assert number_documents(starts, 0, 3, 5).tolist() == [0, 1]
+    assert number_documents(starts, 2, 1, 3).tolist() == [0, 1]
+    assert number_documents(starts[:0], 0, 5, 7).tolist() == [0, 0]
 
 
 BOOKS = PlainText(["a" * 40, "b" * 5, "c" * 30, "d" * 3])

@@ -103,17 +103,22 @@ def test_the_flops_of_a_foreign_module_are_counted_by_hand():
 
 
 class Causal(nn.Module):
-    """Attention of two heads of 4 numbers, by torch's function."""
+    """Attention on one row of two heads of 4 numbers, by torch's function or by a mask."""
+
+    def __init__(self, *, masked: bool = False) -> None:
+        super().__init__()
+        self.given = {"attn_mask": torch.ones(16, 16).tril()} if masked else {"is_causal": True}
 
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
-        return F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return F.scaled_dot_product_attention(heads, heads, heads, **self.given)
 
 
 def test_pairs_that_torch_leaves_out_are_not_counted_and_a_module_may_count_its_own_flops():
     # Of 16 x 16 pairs 136 are causal; 4 numbers in a score and 4 in a sum, in two heads.
-    module = Causal()
-    assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 2 * 2 * 136 * (4 + 4)
+    for masked, pairs in ((False, 136), (True, 256)):
+        module = Causal(masked=masked)
+        assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 2 * 2 * pairs * (4 + 4)
     module.flops = lambda T, S: 5 * T * S
     assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 5 * 256
 

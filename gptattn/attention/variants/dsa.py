@@ -78,9 +78,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         )
         if self.backend == "flex":
             raise ValueError("backend=flex cannot choose keys by their scores; use sdpa")
-        chosen = window_of(topk, context_length, "topk")
-        assert chosen is not None
-        self.topk = chosen
+        self.topk = window_of(topk, context_length, "topk") or context_length
         self.index_heads = _heads(index_heads, num_heads)
         self.index_dim = self.head_dim if index_dim is None else index_dim
         if self.index_dim < max(1, self.rope_dim):

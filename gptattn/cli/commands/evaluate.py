@@ -102,7 +102,7 @@ def evaluate(arguments: Sequence[str]) -> None:
             before = "  (as before)" if found is known else ""
             print(f"{describe_answer(found, question)}{before}", flush=True)
     for reason, names in refused.items():
-        print(one_line(f"left out {', '.join(names)}: {reason}"), file=sys.stderr)
+        print(one_line(f"left out {', '.join(dict.fromkeys(names))}: {reason}"), file=sys.stderr)
     if not measured:
         raise ConfigError("run", "none of these could be measured, as said above")
 
