@@ -244,9 +244,9 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         "seeds 22, 23, 24;": ["picked"],
         f"code (gptattn.model.gpt); {TRAIN_BASELINE}": ["old"],
         "no 300 steps": ["long"],
-        f"settings (batch_size); {TRAIN_BASELINE}": ["wide", "mha at 100 steps"],
+        f"settings (batch_size); {TRAIN_BASELINE}": ["wide"],
         "another has more": ["mha at 100 steps"],
-        "settings (batch_size)": ["mla"],
+        "settings (batch_size)": ["mha at 100 steps", "mla"],
         "another text": ["tpa"],
         "stale": ["kda"],
     }

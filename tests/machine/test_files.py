@@ -6,7 +6,7 @@ from typing import IO
 import pytest
 from support import refuses
 
-from gptattn.machine.disk import check_room, disk_errors, free_bytes, write_atomically
+from gptattn.machine.disk import check_room, explain_disk_errors, free_bytes, write_atomically
 from gptattn.machine.lock import hold_lock, is_locked
 
 
@@ -34,7 +34,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     [(errno.ENOSPC, "make room"), (errno.EROFS, "another folder"), (errno.ENOENT, "removed")],
 )
 def test_a_disk_that_refuses_is_one_line(code, said, tmp_path):
-    with refuses(f"*: {said}", 7), disk_errors(tmp_path / "a"):
+    with refuses(f"*: {said}", 7), explain_disk_errors(tmp_path / "a"):
         raise OSError(code, "refused")
 
 
