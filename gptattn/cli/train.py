@@ -93,7 +93,8 @@ def run_job(cfg: DictConfig) -> float:
         os.environ.pop("HYDRA_FULL_ERROR", None)  # other processes of the run would inherit it
     overrides: Any = OmegaConf.to_container(job.overrides.task)
     try:
-        if single and any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
+        defined = [job.sweeper.get(name) for name in ("params", "variants", "tune")]
+        if single and any([*defined, cfg.sweep.until is not None]):
             raise ConfigError("command line", "these settings define a sweep; add -m")
         settings = from_hydra(cfg, job)
         # Hydra reads run_dir=3 as a number.

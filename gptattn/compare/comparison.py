@@ -17,6 +17,7 @@ from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_diff
 from gptattn.compare.statistics import Difference, Estimate, compare_family
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import ACCURACY, CACHE, FLOPS, LOSS, OF_DATA, PARAMS, REPORTED
+from gptattn.runs.overrides import read_typed
 from gptattn.settings.values import suggest
 
 COSTS = {"params": PARAMS, "cache": CACHE, "flops": FLOPS}
@@ -198,10 +199,19 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
 def plain_row(groups: Groups) -> str:
     """Return the row, of `mha` if there is one, with the fewest words in its name.
 
-    So changed rows are compared with an unchanged one. Of several, it is the first in name order.
+    So changed rows are compared with an unchanged one. A name that was given tells nothing, so what
+    was typed counts in its place. Of several rows, it is the first in name order.
     """
+    typed = {row: {*read_typed(members[0].overrides).items()} for row, members in groups.items()}
+    common = set.intersection(*typed.values())
+
+    def count_words(row: str) -> int:
+        if groups[row][0].name is None:
+            return len(row.split())
+        return 1 + sum(key != "attn" for key, _ in typed[row] - common)
+
     rows = [row for row, members in groups.items() if members[0].variant == "mha"]
-    return min(rows or groups, key=lambda row: (len(row.split()), row))
+    return min(rows or groups, key=lambda row: (count_words(row), row))
 
 
 def make_section(

@@ -442,7 +442,7 @@ def _list_notes(track: Track) -> list[str]:
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
         f"over the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track.md)",
-        *([f"of a standard deviation over seeds of their own: {', '.join(apart)}"] * bool(apart)),
+        *([f"with a standard deviation of their own: {', '.join(apart)}"] * bool(apart)),
         *times,
         f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
         "tokens; lr: the rate that its trials chose; * trained here, the others are shipped",

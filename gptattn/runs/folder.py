@@ -23,6 +23,7 @@ from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.metrics import LOSS
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import NAMED, Provenance, meaning
+from gptattn.settings.record import complete_record
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
 
@@ -81,13 +82,17 @@ class RunFolder:
         self._write(REPLACED, f"{reason}\n")
 
     def read_settings(self) -> dict[str, Any]:
-        """Return the settings as plain values, not checked: any version may have written them."""
+        """Return the settings as plain values, not checked: any version may have written them.
+
+        A setting that is newer than the run has its default.
+        """
         try:
             settings = yaml.load(self.config_file.read_bytes(), Loader=LOADER)
         except yaml.YAMLError as error:
             raise ValueError(f"{CONFIG} is damaged: {' '.join(str(error).split())}") from None
         if not isinstance(settings, dict):
             raise ValueError(f"{CONFIG} holds no settings")
+        complete_record(settings)
         return settings
 
     def write_settings(self, cfg: TrainConfig) -> None:

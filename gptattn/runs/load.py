@@ -24,10 +24,10 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.tensor_file import read_tensors, write_tensors
-from gptattn.settings.compose import read_record
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
 from gptattn.settings.own_code import use_recorded
+from gptattn.settings.values import build_dataclass
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
         node = RunFolder(folder).read_settings()
         use_recorded(node, allowed=bool(allow_targets))
         check_targets(node, allow_targets)
-        cfg = read_record(node)
+        cfg = build_dataclass(TrainConfig, node)
         check(cfg)
     except ForeignTarget as error:
         raise ForeignTarget(field, f"{file}: {error}") from None

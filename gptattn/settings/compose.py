@@ -4,8 +4,6 @@ import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +157,3 @@ def resume_settings(
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another
     changed = build_dataclass(TrainConfig, OmegaConf.to_container(node, resolve=True))
     return replace(changed, allow_targets=recorded.allow_targets)
-
-
-def read_record(node: Any) -> TrainConfig:
-    """Return the settings in a run's config.yaml; one that is newer than the run has its default.
-
-    Raises ConfigError, naming the field, if they cannot be settings.
-    """
-    return build_dataclass(TrainConfig, node, default=lambda name: attrgetter(name)(_defaults()))
-
-
-_defaults = cache(settings)

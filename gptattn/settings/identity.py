@@ -64,8 +64,6 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
     kept = {key: value for key, value in config.items() if meaning(key) is Meaning.RESULT}
-    if kept.get("trainer.callbacks") == "{}":  # as in a record from before there were any
-        del kept["trainer.callbacks"]
     return kept | {"budget": budget_words(config)}
 
 

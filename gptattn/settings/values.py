@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -75,14 +75,11 @@ def bare(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def build_dataclass(
-    kind: type[T], node: Any, path: str = "", default: Callable[[str], Any] | None = None
-) -> T:
+def build_dataclass(kind: type[T], node: Any, path: str = "") -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
-    `default` gives the value of a field that `node` lacks, by its dotted name, but `node` must have
-    each table. Raises ConfigError, naming the field, for an unknown or missing name, a wrong type,
-    and a number out of range.
+    Raises ConfigError, naming the field, for an unknown or missing name, a wrong type, and a number
+    out of range.
     """
     if not isinstance(node, Mapping):
         what = "is null" if node is None else f"{node!r} is not a table"
@@ -98,14 +95,11 @@ def build_dataclass(
         if one.name in node:
             value = node[one.name]
             if is_dataclass(bare(hint)):
-                values[one.name] = build_dataclass(bare(hint), value, f"{name}.", default)
+                values[one.name] = build_dataclass(bare(hint), value, f"{name}.")
             else:
                 values[one.name] = _build_value(name, value, hint)
         elif one.default is MISSING and one.default_factory is MISSING:
-            is_table = is_dataclass(bare(hint)) or get_origin(bare(hint)) is dict
-            if default is None or (is_table and not path):
-                raise ConfigError(name, "is missing; give a value")
-            values[one.name] = default(name)
+            raise ConfigError(name, "is missing; give a value")
     return kind(**values)
 
 

@@ -47,10 +47,10 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
     narrow, without `match`, the batch small, and the text made of synthetic tokens. It runs in
     float64 and on one thread, so that numbers of other machines agree within TOLERANCE.
 
-    What it does not see: what only lower precisions, other devices, `compile` or a cache do; what
-    depends on the width or on more tokens than the context; windows of later steps than the third;
-    how texts are read and tokenized; documents kept apart, accumulation, dropout of a result that
-    has none. Raises ConfigError, as `settings` does.
+    What it does not see: counts of FLOPs, parameters and bytes; what only lower precisions, other
+    devices, `compile` or a cache do; what depends on the width or on more tokens than the context;
+    windows of later steps than the third; how texts are read and tokenized; documents kept apart,
+    accumulation, dropout of a result that has none. Raises ConfigError, as `settings` does.
     """
     # Lightning takes seconds to import, and most of this package's commands do not need it.
     import lightning.pytorch as L

@@ -289,6 +289,14 @@ def _fit(
             trainer.save_checkpoint(held.checkpoint(0))
     else:
         trainer.fit(module, ckpt_path=ready.source)
+        reached = cfg.budget.reached(ready.state.last.get(ACCURACY))
+        if budget.progress(trainer.global_step, end.seconds) < 1.0 and not reached:
+            # Runs are compared at equal budgets.
+            raise ConfigError(
+                "trainer.callbacks",
+                f"one has stopped the run after {trainer.global_step} steps, before the end of its "
+                "budget; leave it out, or give a smaller budget",
+            )
     return trainer.global_step
 
 

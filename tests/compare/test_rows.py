@@ -76,14 +76,21 @@ def test_a_name_that_cannot_be_printed_or_is_too_long_is_refused():
     assert settings(["name=my attention"]).name == "my attention"
 
 
+def test_a_given_name_makes_no_changed_row_the_baseline(tmp_path):
+    found = only_section(tmp_path, "attn=mha", "name=local attn=mha attn.window=4")
+    assert found.baseline == "mha"
+    plain = only_section(tmp_path / "other", "name=plain attn=mha", "attn=mha attn.window=4")
+    assert plain.baseline == "plain"
+
+
 def test_equal_names_get_the_setting_that_differs(tmp_path):
     # Made from Python, without overrides.
     for i, size in enumerate([{"d_model": 64}, {"d_model": 128}, {"d_model": 128, "dropout": 0.1}]):
         write_run(tmp_path / str(i), "mha", 1, 2.0, **size)
     write_run(tmp_path / "other", "mha+gate", 1, 2.0)
     assert {*groups_in(tmp_path)} == {
-        "mha model.d_model=64 model.dropout=unset",
-        "mha model.d_model=128 model.dropout=unset",
+        "mha model.d_model=64 model.dropout=0.0",
+        "mha model.d_model=128 model.dropout=0.0",
         "mha model.d_model=128 model.dropout=0.1",
         "mha+gate",
     }

@@ -11,8 +11,9 @@ from msgspec import Meta
 from support import refuses
 
 from gptattn.errors import ConfigError
-from gptattn.settings.compose import read_record
 from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.identity import settings_key
+from gptattn.settings.record import complete_record
 from gptattn.settings.values import build_dataclass
 
 
@@ -40,10 +41,14 @@ def test_a_record_has_the_default_of_a_setting_that_is_newer_and_must_have_each_
     record = asdict(settings("seed=3"))
     del record["checks"], record["log_every"], record["optim"]["decay"]
     del record["trainer"]["callbacks"]
-    assert read_record(record) == settings("seed=3")
+    complete_record(record)
+    assert build_dataclass(TrainConfig, record) == settings("seed=3")
+    assert settings_key(record) == settings_key(asdict(settings("seed=3")))
     for name in ("attn", "model"):
+        lacking = {key: value for key, value in record.items() if key != name}
+        complete_record(lacking)
         with pytest.raises(ConfigError, match=f"^{name}: is missing"):
-            read_record({key: value for key, value in record.items() if key != name})
+            build_dataclass(TrainConfig, lacking)
 
 
 @pytest.mark.parametrize(

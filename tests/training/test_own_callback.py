@@ -99,3 +99,11 @@ def test_a_wrong_callback_is_refused_before_anything_starts(spec, field, mine, t
     given = tiny(tmp_path, f"trainer.callbacks={{mine:{spec}}}".replace("HERE", mine))
     with refuses(f"trainer.callbacks.mine{field}: "):
         check_job(given)
+
+
+def test_a_callback_that_ends_a_run_before_its_budget_leaves_no_result(tmp_path, capfd):
+    stops = "lightning.pytorch.callbacks.EarlyStopping,monitor:val/loss,stopping_threshold:99"
+    given = tiny(tmp_path, "budget.steps=4", f"trainer.callbacks={{a:{{_target_:{stops}}}}}")
+    assert command(tmp_path, *given, f"run_dir={tmp_path / 'run'}") == 2
+    assert "error: trainer.callbacks: " in capfd.readouterr().err
+    assert not (tmp_path / "run" / "summary.json").exists()

@@ -152,7 +152,8 @@ def _report_track(
     def compute(entry: "Entry") -> list[float]:
         overrides = entry.list_overrides(experiment)
         if not cache.has(overrides):
-            print(f"once for this code: training {entry.name} for three steps", file=sys.stderr)
+            what = f"{entry.name} at {entry.steps:,} steps"
+            print(f"once for this code: three training steps of {what}", file=sys.stderr)
         return cache.compute(overrides)
 
     shipped = SHIPPED[experiment]

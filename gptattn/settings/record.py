@@ -1,0 +1,31 @@
+"""Completes the settings that a run recorded with those that are newer than it."""
+
+from copy import deepcopy
+from dataclasses import is_dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Any, get_origin
+
+from gptattn.settings.config import Settings, TrainConfig
+from gptattn.settings.values import bare, list_hints
+
+
+def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:
+    """Give a run's record the defaults of the settings that are newer than it.
+
+    It must have each table of `conf/train.yaml`.
+    """
+    for name, hint in list_hints(kind).items():
+        below, type_ = node.get(name), bare(hint)
+        if is_dataclass(type_):
+            if isinstance(below, dict):
+                complete_record(below, type_, f"{path}{name}.")
+        elif name not in node and (path or get_origin(type_) is not dict):
+            node[name] = deepcopy(attrgetter(path + name)(_compose_defaults()))
+
+
+@cache
+def _compose_defaults() -> TrainConfig:
+    from gptattn.settings.compose import settings  # imports Hydra, which a complete record spares
+
+    return settings()
