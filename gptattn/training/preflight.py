@@ -167,9 +167,14 @@ def build_callbacks(cfg: TrainConfig) -> "list[Callback]":
     if not cfg.trainer.callbacks:
         return []
     from lightning.pytorch import Callback  # slow to import
+    from lightning.pytorch.callbacks import Checkpoint
 
     named = {f"trainer.callbacks.{name}": one for name, one in cfg.trainer.callbacks.items()}
-    return [construct(name, one, {}, cfg.allow_targets, Callback) for name, one in named.items()]
+    made = {n: construct(n, one, {}, cfg.allow_targets, Callback) for n, one in named.items()}
+    for name, one in made.items():
+        if isinstance(one, Checkpoint):
+            raise ConfigError(name, "keeps checkpoints, as every run does already; leave it out")
+    return [*made.values()]
 
 
 def outline_model(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:

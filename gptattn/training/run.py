@@ -8,6 +8,7 @@ import math
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -288,7 +289,17 @@ def _fit(
         if cfg.checkpoint:
             trainer.save_checkpoint(held.checkpoint(0))
     else:
-        trainer.fit(module, ckpt_path=ready.source)
+        try:
+            trainer.fit(module, ckpt_path=ready.source)
+        except Exception as error:
+            theirs = {type(one).__module__ for one in ready.callbacks}
+            raised_in = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            if as_user_error(error) is None and any(
+                frame.f_globals.get("__name__") in theirs for frame in raised_in
+            ):
+                why = str(error).partition("\n")[0]
+                raise ConfigError("trainer.callbacks", f"{type(error).__name__}: {why}") from error
+            raise
         reached = cfg.budget.reached(ready.state.last.get(ACCURACY))
         if budget.progress(trainer.global_step, end.seconds) < 1.0 and not reached:
             # Runs are compared at equal budgets.

@@ -1,5 +1,6 @@
 """A Lightning callback of the user's own: one line in it makes a metric."""
 
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -101,9 +102,21 @@ def test_a_wrong_callback_is_refused_before_anything_starts(spec, field, mine, t
         check_job(given)
 
 
-def test_a_callback_that_ends_a_run_before_its_budget_leaves_no_result(tmp_path, capfd):
-    stops = "lightning.pytorch.callbacks.EarlyStopping,monitor:val/loss,stopping_threshold:99"
-    given = tiny(tmp_path, "budget.steps=4", f"trainer.callbacks={{a:{{_target_:{stops}}}}}")
+LIGHTNING = "lightning.pytorch.callbacks"
+
+
+@pytest.mark.parametrize(
+    ("callback", "field"),
+    [
+        ("EarlyStopping,monitor:val/loss,stopping_threshold:99", "trainer.callbacks: one has stop"),
+        ("EarlyStopping,monitor:val/nope", "trainer.callbacks: RuntimeError: .*val/nope"),
+        ("ModelCheckpoint", "trainer.callbacks.a: "),
+    ],
+)
+def test_a_callback_that_does_not_fit_ends_the_run_in_one_line(callback, field, tmp_path, capfd):
+    stops = f"trainer.callbacks={{a:{{_target_:{LIGHTNING}.{callback}}}}}"
+    given = tiny(tmp_path, "budget.steps=4", stops)
     assert command(tmp_path, *given, f"run_dir={tmp_path / 'run'}") == 2
-    assert "error: trainer.callbacks: " in capfd.readouterr().err
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert re.match(f"error: {field}", *said)
     assert not (tmp_path / "run" / "summary.json").exists()
