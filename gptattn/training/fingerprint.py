@@ -21,6 +21,7 @@ from gptattn.data.sampler import Batch, ValidationSet, training_batch
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.disk import write_atomically
+from gptattn.model.cost import measure_cost
 from gptattn.runs.metrics import LOSS
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.compose import settings
@@ -34,22 +35,23 @@ NARROW = ("model.d_model=32", "match=none", "batch_size=2", "trainer.precision=6
 SMALL, GAIN = 0.05, 8.0
 # The parts of the budget after which a step is taken: in the warm-up, at the peak, in the decay.
 PROGRESS = (0.02, 0.3, 0.9)
-CacheFile = tuple[
-    str, dict[str, list[float]]
-]  # the state of the source, and fingerprints by overrides
+# The state of the source, and fingerprints by overrides.
+CacheFile = tuple[str, dict[str, list[float]]]
 
 
 def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
-    """Return the losses, in nats, of a training step at each of PROGRESS, and of a validation.
+    """Return the losses in nats of a training step at each of PROGRESS, and of a validation.
+
+    The FLOPs per token and the parameters of the model follow.
 
     `overrides` are those of the result. Everything in its settings counts (layers, heads, context,
     initial weights, loss, optimizer, schedule, order of the windows), except that the model is
     narrow, without `match`, the batch small, and the text made of synthetic tokens. It runs in
     float64 and on one thread, so that numbers of other machines agree within TOLERANCE.
 
-    What it does not see: counts of FLOPs, parameters and bytes; what only lower precisions, other
-    devices, `compile` or a cache do; what depends on the width or on more tokens than the context;
-    windows of later steps than the third; how texts are read and tokenized; documents kept apart,
+    What it does not see: bytes of caches and of texts; what only lower precisions, other devices,
+    `compile` or a cache do; what depends on the width or on more tokens than the context; windows
+    of later steps than the third; how texts are read and tokenized; documents kept apart,
     accumulation, dropout of a result that has none. Raises ConfigError, as `settings` does.
     """
     # Lightning takes seconds to import, and most of this package's commands do not need it.
@@ -103,10 +105,11 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
                 enable_model_summary=False,
             )
             trainer.fit(module)
+            cost = measure_cost(model)
         finally:
             torch.set_default_dtype(torch.float32)
             torch.set_num_threads(threads)
-    return losses
+    return [*losses, cost.flops_per_token, float(cost.params)]
 
 
 def agrees(known: Sequence[float], found: Sequence[float]) -> bool:

@@ -36,7 +36,7 @@ ENTRIES = [
 
 @pytest.mark.parametrize(("experiment", "entry"), ENTRIES)
 def test_the_code_gives_a_shipped_result_its_fingerprint(experiment, entry):
-    assert len(entry.fingerprint) == 4  # three steps and a validation
+    assert len(entry.fingerprint) == 6  # three steps, a validation, FLOPs and parameters
     assert agrees(entry.fingerprint, compute_fingerprint(entry.list_overrides(experiment)))
 
 
