@@ -22,6 +22,7 @@ from gptattn.runs.two_stages import FirstStage, read_two_stages
 from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
 from gptattn.settings.own_code import use_recorded
+from gptattn.settings.record import complete_record
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -226,7 +227,9 @@ def _read(path: Path) -> Run:
     metrics = finite(summary.metrics)
     if LOSS not in metrics:
         raise ValueError(f"summary.json has no finite {LOSS}")
-    recorded = folder.read_settings()
+    recorded, stages = folder.read_record(), read_two_stages(path.parent)
+    stage = stages.of(recorded) if stages else None  # which knows no newer settings
+    complete_record(recorded)
     use_recorded(recorded)  # whether its code has changed is asked later
     config, data = _flat(recorded), _flat(summary.data)
     settings, made = result_settings(config), folder.read_provenance()
@@ -240,7 +243,6 @@ def _read(path: Path) -> Run:
     if "task" not in data:  # a task's settings say everything
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
-    stages = read_two_stages(path.parent)
     return Run(
         path,
         one_line(summary.variant),
@@ -255,7 +257,7 @@ def _read(path: Path) -> Run:
         steps=summary.steps,
         provenance=made,
         places=places(config),
-        stage=stages.of(recorded) if stages else None,
+        stage=stage,
         uncached=summary.metrics.get(CACHE, 0) is None,
         checked=config.get("checks") != "False",
         overrides=[one_line(str(override)) for override in recorded.get("overrides") or ()],

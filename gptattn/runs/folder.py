@@ -82,17 +82,19 @@ class RunFolder:
         self._write(REPLACED, f"{reason}\n")
 
     def read_settings(self) -> dict[str, Any]:
-        """Return the settings as plain values, not checked: any version may have written them.
+        """Return `read_record` with the defaults of settings that are newer than the run."""
+        settings = self.read_record()
+        complete_record(settings)
+        return settings
 
-        A setting that is newer than the run has its default.
-        """
+    def read_record(self) -> dict[str, Any]:
+        """Return the settings as plain values, not checked: any version may have written them."""
         try:
             settings = yaml.load(self.config_file.read_bytes(), Loader=LOADER)
         except yaml.YAMLError as error:
             raise ValueError(f"{CONFIG} is damaged: {' '.join(str(error).split())}") from None
         if not isinstance(settings, dict):
             raise ValueError(f"{CONFIG} holds no settings")
-        complete_record(settings)
         return settings
 
     def write_settings(self, cfg: TrainConfig) -> None:

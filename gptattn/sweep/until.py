@@ -112,7 +112,7 @@ class Until:
             names = ", ".join(dict.fromkeys(lacking))
             print(f"{FIELD}: {names}: lacks some of the first {first} seeds; no more follow")
         # Note the first stage for these variants, as asked for and as recorded.
-        recorded = [RunFolder(run.folder).read_settings() for own in ours.values() for run in own]
+        recorded = [RunFolder(run.folder).read_record() for own in ours.values() for run in own]
         keys = sorted({*ours, *map(variant_key, recorded)})
         half_widths = self.half_widths | dict.fromkeys(keys, self.half_width)
         write_two_stages(self.home, TwoStages(self.first, half_widths))

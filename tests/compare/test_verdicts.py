@@ -214,7 +214,7 @@ def two_stages(folder: Path, differences: Sequence[float], half_width: float) ->
     base = [2.0, 2.01, 2.0, *[2.0] * (len(differences) - 3)]
     gqa = [loss + d for loss, d in zip(base, differences, strict=True)]
     write_sweep(folder, {"mha": base, "gqa": gqa})
-    keys = {variant_key(RunFolder(path).read_settings()) for path in folder.iterdir()}
+    keys = {variant_key(RunFolder(path).read_record()) for path in folder.iterdir()}
     write_two_stages(folder, TwoStages((1, 2, 3), dict.fromkeys(keys, half_width)))
     return only_section(folder)
 
