@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import random
 import resource
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from gptattn import find_source_tree
@@ -29,6 +31,14 @@ def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     if accelerator == "gpu":
         raise ConfigError(field, f"no GPU is visible to torch; use {field}=cpu")
     return torch.device("cpu")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed as Lightning's function of this name does, which takes seconds to import."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    os.environ["PL_GLOBAL_SEED"] = str(seed)  # with which DDP seeds its processes again
 
 
 def set_threads(threads: int | None) -> int:

@@ -41,11 +41,11 @@ def collect_facts(
     }
 
 
-def find_start(folder: RunFolder, cfg: TrainConfig, outlined: GPT) -> tuple[Path | None, RunState]:
+def find_start(folder: RunFolder, cfg: TrainConfig, model: GPT) -> tuple[Path | None, RunState]:
     """Return the newest good checkpoint to resume the run from, and the state that it holds.
 
-    None, and the state at step 0, if it has no checkpoint yet. `outlined`: its model on the meta
-    device. A warning names damaged ones.
+    None, and the state at step 0, if it has no checkpoint yet. Of its `model`, names and shapes
+    count. A warning names damaged ones.
 
     Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
     or if none that it has is good.
@@ -65,7 +65,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig, outlined: GPT) -> tuple[Path
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not known:
         return None, RunState()
-    source, content = newest_checkpoint(folder, outlined)
+    source, content = newest_checkpoint(folder, model)
     return source, RunState.restore(content)
 
 

@@ -116,7 +116,7 @@ def plan_jobs(
                 try:
                     if cfg.checks:
                         check_layers(cfg)
-                    ready = preflight(cfg)
+                    ready = preflight(cfg, plans=True)
                     known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
                 except (BrokenLayer, ForeignError) as error:
                     refused[cfg.variant], known[key] = error, None

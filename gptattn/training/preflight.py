@@ -1,23 +1,27 @@
 """Checks a run's device, model, data and weights before it starts; no folder is written.
 
-The run then uses the data, weights and costs from here: nothing is loaded or counted twice.
+The run then uses the model, data and costs from here: nothing is built, loaded or counted twice.
 """
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gptattn.build.data import build_data, build_tokenizer
 from gptattn.build.match import apply_match
 from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
 from gptattn.errors import ConfigError
-from gptattn.machine.device import missing_compiler, resolve_device
+from gptattn.machine.device import missing_compiler, resolve_device, seed_everything
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
@@ -28,7 +32,7 @@ from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
-from gptattn.weights.init_from import Origin, begin_from, read_origin
+from gptattn.weights.init_from import begin_from, read_origin
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -49,6 +53,7 @@ class Ready:
 
     cfg: TrainConfig  # with the match applied, and `auto` replaced
     device: torch.device
+    model: GPT  # with its first weights
     data: RunData
     cost: Cost
     budget: Budget
@@ -56,7 +61,6 @@ class Ready:
     bytes_on_disk: int  # the most that its folder will hold at a time
     source: Path | None  # the checkpoint that it resumes from
     state: RunState  # what it has done so far, which its callbacks update
-    origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     matrices: MatrixRule | None  # of `optim.matrices`
     callbacks: "list[Callback]"  # those of `trainer.callbacks`
     provenance: Provenance
@@ -66,10 +70,11 @@ class Ready:
         return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
 
 
-def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
+def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool = False) -> Ready:
     """Check the run that these settings describe, and return it ready to start.
 
     `resumes`: the folder of one that goes on. If that has a checkpoint, init_from is not read.
+    `plans`: the run starts later, elsewhere: its model has shapes alone, which takes no time.
     Raises a UserError if the device, the model, the data, the match or the weights do not allow it.
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
@@ -85,24 +90,23 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
 
-    # The data comes after the model, since it takes longest and writes tokens to the cache.
+    # The data comes after the model, since it takes longest and writes tokens to the cache; before
+    # it where the vocabulary is the text's own.
     tokenizer = build_tokenizer(cfg)
-    ids = tokenizer.vocab_size
-    model = outline_model(cfg, ids or 1, device)  # 0: not known before the text is read
-    source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
-    data = build_data(cfg, tokenizer)
-    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    data = None if tokenizer.vocab_size else build_data(cfg, tokenizer)
     if cfg.match != "none":
         cfg = apply_match(cfg, tokenizer.vocab_size)
-    if cfg.match != "none" or tokenizer.vocab_size != ids:
-        model = outline_model(cfg, tokenizer.vocab_size, device)
-    origin, made = None, (None, "")
+    model = make_model(cfg, tokenizer.vocab_size, device, plans)
+    source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
+    data = data or build_data(cfg, tokenizer)
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    made = None, ""
     if cfg.init_from is not None and source is None:
-        origin = read_origin(cfg)
-        made = origin.digest, origin.made_by
-        with warnings.catch_warnings():  # copying weights to the meta device does nothing
-            warnings.filterwarnings("ignore", ".*no-op", UserWarning)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*no-op", UserWarning)  # of a copy without values
+            origin = read_origin(cfg)  # builds a model, with random weights at first
             begin_from(origin, model, cfg)
+        made = origin.digest, origin.made_by
 
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
@@ -112,6 +116,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
     return Ready(
         cfg=cfg,
         device=device,
+        model=model,
         data=data,
         cost=cost,
         budget=resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token),
@@ -119,7 +124,6 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None) -> Ready:
         bytes_on_disk=ROWS_BYTES + checkpoints * size,
         source=source,
         state=state,
-        origin=origin,
         matrices=matrices,
         callbacks=callbacks,
         provenance=Provenance(data.text_hash, device.type, code, *made),
@@ -177,28 +181,39 @@ def build_callbacks(cfg: TrainConfig) -> "list[Callback]":
     return [*made.values()]
 
 
-def outline_model(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
-    """Build the model on the meta device.
+def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: bool) -> GPT:
+    """Build the model on the CPU with the random weights of this seed; to plan, its shapes alone.
 
     Raises ConfigError if it cannot be built, or be trained in the memory of the device, or has no
     heads to log.
     """
-    with torch.device("meta"):
+    seed_everything(cfg.seed)
+    with torch.device("meta" if plans else "cpu"), _check_memory(device):
         model = build_model(cfg, vocab_size)
-    parameters = sum(p.numel() for p in model.parameters())
-    needed = 16 * parameters  # bytes of weights, gradients and AdamW's averages
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if device.type == "cuda":
-        available = torch.cuda.mem_get_info(device)[1]
-    if needed > available:
-        raise ConfigError(
-            "model",
-            f"{parameters:,} parameters need {needed / 1e9:,.0f} GB to train, and there are "
-            f"{available / 1e9:,.0f}; use a smaller model",
-        )
     if cfg.log_heads and not model.layers_with_maps():
         raise ConfigError(
             "log_heads",
             "no layer has attention weights to record; give log_heads=false, or another attention",
         )
     return model
+
+
+@contextmanager
+def _check_memory(device: torch.device) -> Iterator[None]:
+    """Refuse a model that is built in this block once its parameters need too much memory."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[1]
+    numbers: dict[int, int] = {}  # by identity: a tied parameter counts once
+
+    def count(module: nn.Module, name: str, parameter: Tensor) -> None:
+        numbers[id(parameter)] = parameter.numel()
+        if 16 * sum(numbers.values()) > available:  # weights, gradients, AdamW's averages
+            needed = f"needs more than the {available / 1e9:,.0f} GB there are; use a smaller model"
+            raise ConfigError("model", needed)
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()

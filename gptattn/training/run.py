@@ -18,14 +18,13 @@ from rich.console import Console
 
 from gptattn import command
 from gptattn.build.match import describe_match
-from gptattn.build.model import build_model, describe_missing_parts
+from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import reset_peak_memory, set_threads
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import FIRST, Stopped, as_user_error
-from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
@@ -34,7 +33,6 @@ from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import check_layers
 from gptattn.training.preflight import Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
-from gptattn.weights.init_from import begin_from
 
 if TYPE_CHECKING:
     import lightning.pytorch as L
@@ -76,21 +74,16 @@ def train(
             console.print("no checkpoint was saved: starting from step 0")
         if "lightning" not in sys.modules:
             console.print("loading lightning")
-        import lightning.pytorch as L
-
         quiet_lightning()
-        L.seed_everything(cfg.seed, workers=True, verbose=False)
-        model = build_model(ready.cfg, ready.data.tokenizer.vocab_size)
         if not FIRST:
-            return _train(ready, model, held, console)
+            return _train(ready, held, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
-        held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
-        if not resume:
+            held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
             until_the_end.enter_context(held.lock())
         _claim(held, ready, resume)
         with _note_its_end(held, resume):
-            summary = _train(ready, model, held, console)
+            summary = _train(ready, held, console)
     console.print(f"run: {os.path.relpath(held.path)}", markup=False)
     parent = shlex.quote(os.path.relpath(held.path.parent))
     console.print(f"look: tensorboard --logdir {parent}", markup=False)
@@ -136,7 +129,7 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
         raise
 
 
-def _train(ready: Ready, model: GPT, held: RunFolder, console: Console) -> dict[str, Any]:
+def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
     from gptattn.training.console_output import make_table
     from gptattn.training.record import quiet_writer_threads
@@ -150,15 +143,14 @@ def _train(ready: Ready, model: GPT, held: RunFolder, console: Console) -> dict[
             if (summary := _find_finished(ready, held, console)) is not None:
                 return summary
         state.facts = facts
-        _fill(model, ready)
         if FIRST:
             _begin_record(ready, held)
-        _print_outline(ready, model, console)
-        for block in model.layers() if cfg.compile else ():
+        _print_outline(ready, console)
+        for block in ready.model.layers() if cfg.compile else ():
             block.compile()  # in place: names in checkpoints stay, and all share the compiled code
         loggers = _open_loggers(ready, held, at_end) if FIRST else []
         try:
-            steps = _fit(ready, model, held, console, loggers)
+            steps = _fit(ready, held, console, loggers)
         except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
             if isinstance(ended.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from ended
@@ -206,16 +198,6 @@ def _find_finished(ready: Ready, held: RunFolder, console: Console) -> dict[str,
     return summary
 
 
-def _fill(model: GPT, ready: Ready) -> None:
-    """Give the model its first weights, those of `init_from`, if it has any."""
-    if ready.source is not None:
-        # Lightning converts the model only after it has loaded the weights.
-        model.to(ready.weight_dtype)
-    elif ready.origin is not None:
-        begin_from(ready.origin, model, ready.cfg)
-        ready.origin.model.to("meta")  # frees its memory for the training
-
-
 def _begin_record(ready: Ready, held: RunFolder) -> None:
     """Write what makes the run, and cut off the rows that it writes once more."""
     made = ready.provenance
@@ -229,7 +211,7 @@ def _begin_record(ready: Ready, held: RunFolder) -> None:
         os.truncate(held.rows_file, min(ready.state.row_bytes, size))
 
 
-def _print_outline(ready: Ready, model: GPT, console: Console) -> None:
+def _print_outline(ready: Ready, console: Console) -> None:
     """Print where the run begins, what it costs, and what is special about its layers."""
     from gptattn.training.console_output import make_table
 
@@ -238,7 +220,7 @@ def _print_outline(ready: Ready, model: GPT, console: Console) -> None:
         console.print(f"resumes after step {ready.state.step}")
     if cfg.match_made is not None:
         console.print(describe_match(cfg.match_made), markup=False)
-    for line in describe_missing_parts(cfg, model):
+    for line in describe_missing_parts(cfg, ready.model):
         console.print(line, markup=False)
     console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
 
@@ -265,7 +247,6 @@ def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -
 
 def _fit(
     ready: Ready,
-    model: GPT,
     held: RunFolder,
     console: Console,
     loggers: "Sequence[Logger]",
@@ -282,7 +263,7 @@ def _fit(
     def schedule(step: int) -> float:
         return budget.schedule(step, end.seconds)
 
-    module = LanguageModel(model, cfg, ready.data, schedule, ready.matrices, clock.add)
+    module = LanguageModel(ready.model, cfg, ready.data, schedule, ready.matrices, clock.add)
     reset_peak_memory(ready.device)
     if budget.steps == 0:  # the weights of init_from are only validated
         trainer.validate(module, verbose=False)

@@ -41,7 +41,7 @@ class Arguments:
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Measure the steps; print and return their seconds."""
     args, given = parse_own(Arguments, arguments)
-    cfg = preflight(settings([*given, *TWO])).cfg
+    cfg = preflight(settings([*given, *TWO]), plans=True).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
     own = (*given, f"budget.steps={args.steps}")

@@ -196,7 +196,7 @@ def config(size: Size, name: str, *more: str) -> TrainConfig:
         "checkpoint=false",
         "sample.tokens=0",
     ]
-    return preflight(settings([*overrides, *more, *overrides_of(name)])).cfg
+    return preflight(settings([*overrides, *more, *overrides_of(name)]), plans=True).cfg
 
 
 def our_model(size: Size, name: str) -> GPT:
