@@ -10,9 +10,15 @@ LOSS = "val/loss"  # nats per token, of the held-out text
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
 OF_DATA = (ACCURACY, BITS)  # a run has one of them
 TRAIN_LOSS = "train/loss"  # nats per token, the mean since the row before
-SPEED = "perf/tokens_per_s"  # in training; None if other runs shared the machine
-STEP_MS = "perf/step_ms"
-MFU = "perf/mfu"  # share of the device's measured FLOP/s
+# What a run observes of its own training, also beside others. No report compares it.
+SPEED, STEP_MS = "perf/tokens_per_s", "perf/step_ms"
+MFU = "perf/mfu"  # share of the device's measured FLOP/s; None beside others
+# What is measured of a variant, in turns with others (`speeds.py`): tokens/s in training, and in
+# decoding after a full context, one row and eight at a time.
+TRAINING_SPEED = "speed/tokens_per_s"
+TRAINING_STEP_MS, TRAINING_MFU = "speed/step_ms", "speed/mfu"
+DECODING_SPEED = "speed/decode_tokens_per_s"
+DECODING_SPEED_8 = "speed/decode_tokens_per_s_batch_8"
 MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
 PARAMS, PARAMS_ATTENTION = "cost/params", "cost/params_attention"
 FLOPS = "cost/flops_per_token"  # in training
