@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from measuring.decode import layer_seconds
 from measuring.menu import Stack
-from measuring.rounds import interleave, ratio, set_threads, spread, timed
+from measuring.tables import ratio, set_threads, spread, timed
 
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.cli.commands import recipes
@@ -31,6 +31,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.model.cost import count_parameters
 from gptattn.model.gpt import GPT
 from gptattn.settings.compose import CONF
+from gptattn.training.speed import interleave
 
 DOCS = CONF.parent / "docs"
 PAGE, BASE = DOCS / "recipes.md", "llama3"
@@ -150,7 +151,7 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Measure, and write the table and the pictures."""
+    """Turn, and write the table and the pictures."""
     args = parse(Arguments, arguments)
     set_threads(args.threads)
     text = table(*measure(args.rounds), args.rounds)

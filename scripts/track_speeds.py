@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 import torch
-from measuring.rounds import interleave, ratio, set_threads, spread, timed
+from measuring.tables import ratio, set_threads, spread, timed
 from torch import Tensor
 
 from gptattn.build.model import build_model
@@ -24,6 +24,7 @@ from gptattn.machine.device import device_name
 from gptattn.settings.compose import settings
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import preflight
+from gptattn.training.speed import interleave
 
 STEPS = 3  # per round
 VOCABULARY = 256  # bytes
@@ -63,7 +64,7 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Measure, print and write."""
+    """Turn, print and write."""
     args = parse(Arguments, arguments)
     set_threads(1)
     entries = read_shipped(args.folder)

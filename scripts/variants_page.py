@@ -17,7 +17,7 @@ from statistics import median
 import torch
 from measuring.decode import layer_seconds
 from measuring.menu import Stack, model_of, overrides_of
-from measuring.rounds import interleave, ratio, set_threads, timed
+from measuring.tables import ratio, set_threads, timed
 
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.data.tokenizer import encode_prompt
@@ -29,6 +29,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.compose import CONF, settings
 from gptattn.training.run import train
+from gptattn.training.speed import interleave
 
 ROOT = CONF.parent
 PAGE, PICTURES = ROOT / "docs" / "variants.md", ROOT / "docs" / "variants"

@@ -28,7 +28,13 @@ from gptattn.training.preflight import Ready, preflight
 # A loss ends the run well, an int fails it with that exit code, and an exception goes through.
 Outcome = float | int | BaseException
 OF_A_RUN = ("seed=", "optim.lr=", "run_dir=", "resume=")
-OWN = ("budget.steps=1", "validation.count=1", "sample.tokens=0", "checkpoint=false")
+OWN = (
+    "budget.steps=1",
+    "validation.count=1",
+    "sample.tokens=0",
+    "checkpoint=false",
+    "sweep.speed=false",
+)
 
 
 @lru_cache

@@ -5,7 +5,7 @@ import torch
 from building import build_gpt, chosen, through_cache
 from contract import assert_same
 from measuring.menu import Stack
-from measuring.rounds import ratio, spread
+from measuring.tables import ratio, spread
 
 from gptattn.attention import CacheGroup
 

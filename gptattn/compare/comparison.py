@@ -14,13 +14,30 @@ from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
 from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
+from gptattn.compare.speeds import Ratio, compare_speeds, leave_out_incomparable
 from gptattn.compare.statistics import Difference, Estimate, compare_family
 from gptattn.errors import ConfigError
-from gptattn.runs.metrics import ACCURACY, CACHE, FLOPS, LOSS, OF_DATA, PARAMS, REPORTED
+from gptattn.runs.metrics import (
+    ACCURACY,
+    CACHE,
+    DECODING_MS,
+    FLOPS,
+    LOSS,
+    OF_DATA,
+    PARAMS,
+    REPORTED,
+    TRAINING_MS,
+)
 from gptattn.runs.overrides import read_typed
 from gptattn.settings.values import suggest
 
-COSTS = {"params": PARAMS, "cache": CACHE, "flops": FLOPS}
+COSTS = {
+    "params": PARAMS,
+    "cache": CACHE,
+    "flops": FLOPS,
+    "training": TRAINING_MS,
+    "decoding": DECODING_MS,
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,7 @@ class Row:
     metrics: dict[str, Estimate]  # those of at least one of its runs
     difference: Difference | None  # to the baseline; None for itself or without a common seed
     fronts: list[str]  # keys of COSTS: the Pareto fronts it is on
+    speed: Ratio | None = None  # to the baseline's; None without turns in common
 
     @property
     def n(self) -> int:
@@ -59,6 +77,7 @@ class Section:
     rivals: list[Difference]  # of each other row to the leader
     alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
+    notes: list[str]  # on its speeds, and on figures that are missing
 
     @property
     def title(self) -> str:
@@ -100,6 +119,7 @@ class Comparison:
             *(f"{metric}{end}" for metric in metrics for end in ("", " low", " high")),
             *("baseline", "paired n", "difference", "difference low", "difference high"),
             *("p", "comparisons", "seeds needed", "pareto"),
+            *("speed ratio", "speed ratio low", "speed ratio high"),
         ]
         table = DataFrame([_table_row(section, row) for section, row in rows], columns=columns)
         return table.astype(dict.fromkeys(("paired n", "comparisons", "seeds needed"), "Int64"))
@@ -114,6 +134,9 @@ def _table_row(section: Section, row: Row) -> dict[str, Any]:
         "baseline": section.baseline,
         "pareto": " ".join(row.fronts),
     }
+    if row.speed is not None:
+        low, high = row.speed.interval or (None, None)
+        line |= {"speed ratio": row.speed.value, "speed ratio low": low, "speed ratio high": high}
     figures: dict[str, Estimate | Difference] = {**row.metrics}
     if (d := row.difference) is not None:
         figures["difference"] = d
@@ -229,6 +252,10 @@ def make_section(
     """
     asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
     metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
+    notes, speeds = (
+        leave_out_incomparable(groups, baseline, metrics),
+        compare_speeds(groups, baseline),
+    )
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -240,6 +267,7 @@ def make_section(
             metrics[name],
             differences.get(name),
             [cost for cost, front in fronts.items() if name in front],
+            speeds.get(name),
         )
         for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
     ]
@@ -266,6 +294,7 @@ def make_section(
         rivals,
         [row.name for row in rows if row.name not in {leader, *distinct}],
         [*warnings],
+        notes,
     )
 
 

@@ -17,8 +17,9 @@ from gptattn.errors import DataError
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
-from gptattn.runs.metrics import CACHE, LOSS
-from gptattn.runs.two_stages import FirstStage, read_two_stages
+from gptattn.runs.metrics import CACHE, FLOPS, LOSS
+from gptattn.runs.speeds import Measured, find_measured
+from gptattn.runs.two_stages import FirstStage, read_two_stages, variant_key
 from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
 from gptattn.settings.own_code import use_recorded
@@ -81,6 +82,8 @@ class Run:
     checked: bool = True  # that the model is causal
     overrides: Sequence[str] = ()  # as they were typed; none of a run that was made in Python
     name: str | None = None  # of its row, given by the user
+    shared: bool = False  # the machine, with other runs
+    speeds: Sequence[Measured] = ()  # of its variant, the newest last
 
     @property
     def code(self) -> str:
@@ -109,6 +112,7 @@ class _Summary(msgspec.Struct):
     environment: dict[str, Any] = {}
     match: Match | None = None
     steps: int = 0
+    shares: str | None = None
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
@@ -229,10 +233,11 @@ def _read(path: Path) -> Run:
         raise ValueError(f"summary.json has no finite {LOSS}")
     recorded, stages = folder.read_record(), read_two_stages(path.parent)
     stage = stages.of(recorded) if stages else None  # which knows no newer settings
+    key, made = variant_key(recorded), folder.read_provenance()
     complete_record(recorded)
     use_recorded(recorded)  # whether its code has changed is asked later
     config, data = _flat(recorded), _flat(summary.data)
-    settings, made = result_settings(config), folder.read_provenance()
+    settings = result_settings(config)
     if made is not None and made.budgets:
         settings["budget"] = one_line(", then ".join([*made.budgets, settings["budget"]]))
     origin = config.get("init_from", "None")
@@ -243,6 +248,10 @@ def _read(path: Path) -> Run:
     if "task" not in data:  # a task's settings say everything
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
+    speeds = find_measured(path.parent, key, made.digest) if made else []
+    if speeds:
+        tokens = int(settings["batch_size"]) * int(settings["model.context_length"])
+        metrics |= finite(speeds[-1].list_metrics(tokens, metrics.get(FLOPS, 0.0)))
     return Run(
         path,
         one_line(summary.variant),
@@ -262,6 +271,8 @@ def _read(path: Path) -> Run:
         checked=config.get("checks") != "False",
         overrides=[one_line(str(override)) for override in recorded.get("overrides") or ()],
         name=one_line(str(recorded["name"])) if recorded.get("name") else None,
+        shared=summary.shares is not None,
+        speeds=speeds,
     )
 
 

@@ -82,6 +82,8 @@ COST_AXES = {
     "params": "parameters",
     "cache": "cache bytes per token",
     "flops": "FLOPs per token",
+    "training": "milliseconds per training step",
+    "decoding": "milliseconds per decoded token",
 }
 
 Look = dict[str, Any]  # how matplotlib draws a variant

@@ -18,23 +18,34 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.rows import RATE, UNSET, rates_differ
 from gptattn.compare.statistics import Difference, Estimate
 from gptattn.machine.template import fill_template
-from gptattn.runs.metrics import CACHE, LOSS, OF_DATA, REPORTED
+from gptattn.runs.metrics import (
+    CACHE,
+    DECODING_SPEED,
+    DECODING_SPEED_8,
+    LOSS,
+    OF_DATA,
+    REPORTED,
+    TRAINING_SPEED,
+)
 
 # Heading, metric and the format of its mean, of those beside the loss.
 COLUMNS = [(shown[0], metric, shown[1]) for metric, shown in REPORTED.items() if shown][1:]
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 MISSING = "–"  # noqa: RUF001
+TIMES = "× baseline"  # noqa: RUF001
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
     *("time", "cache, 256", "cache, 8,192"),
     "step ms",
+    "decode 8 rows",
     "MFLOPs/token",
     "bits/byte",
     "peak MB",
     "95% interval",
     "params",
     "cache B/token",
+    "decode tokens/s",
     "tokens/s",
     "p",
     "lr",
@@ -115,19 +126,29 @@ def report_rows(section: Section) -> list[list[str]]:
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
     headings = ["variant", "n", *["lr"] * rates, "val loss", versus, "95% interval", "p"]
-    cells = [[*headings, *(heading for heading, _, _ in columns)]]
+    at = 1 + next(i for i, column in enumerate(columns) if column[1] == TRAINING_SPEED)
+    names = [heading for heading, _, _ in columns]
+    cells = [[*headings, *names[:at], TIMES, *names[at:]]]
     for row in section.rows:
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         loss = [mean_cell(row.metrics[LOSS]), *difference_cells(row.difference)]
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
-        cells.append([row.name, str(row.n), *lr, *loss, *means])
+        cells.append([row.name, str(row.n), *lr, *loss, *means[:at], ratio_cell(row), *means[at:]])
     return cells
+
+
+def ratio_cell(row: Row) -> str:
+    """Return the ratio of its training speed to the baseline's, `1.12 (1.09 to 1.15)`."""
+    if row.speed is None or row.speed.interval is None:
+        return MISSING
+    return "{:.3f} ({:.3f} to {:.3f})".format(row.speed.value, *row.speed.interval)
 
 
 def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:
     if (mean := row.mean(metric)) is not None:
         return form(mean)
-    uncached = metric == CACHE and all(run.uncached for run in row.runs)
+    of_cache = metric in (CACHE, DECODING_SPEED, DECODING_SPEED_8)
+    uncached = of_cache and all(run.uncached for run in row.runs)
     return "no cache" if uncached else MISSING
 
 
@@ -163,7 +184,7 @@ def section_table(section: Section, title: str = "") -> Table:
         "means over seeds; val loss ± half of its 95% confidence interval; "
         f"vs {section.baseline}: paired difference by seed{corrected}"
     )
-    notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
+    notes = [*verdicts.match_words(section), *verdicts.seed_notes(section), *section.notes]
     cells = report_rows(section)
     return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
 

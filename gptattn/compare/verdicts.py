@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gptattn.compare.comparison import Comparison, Row, Section
+from gptattn.compare.speeds import Ratio
 from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
 
@@ -62,8 +63,12 @@ def section_words(section: Section) -> list[str]:
         return [f"{section.baseline} is alone here: there is nothing to compare it with."]
     sentences = []
     for row in others:
-        loss, costs = difference_words(row, baseline), cost_words(row, baseline)
-        sentences.append(f"{loss}; {row.name} has {listed(costs)}." if costs else f"{loss}.")
+        parts = [difference_words(row, baseline)]
+        if costs := cost_words(row, baseline):
+            parts.append(f"{row.name} has {listed(costs)}")
+        if row.speed is not None and row.speed.interval is not None:
+            parts.append(speed_words(row.speed))
+        sentences.append(f"{'; '.join(parts)}.")
     return [*sentences, best_words(section)]
 
 
@@ -108,8 +113,7 @@ def difference_words(row: Row, baseline: Row) -> str:
 def cost_words(row: Row, baseline: Row) -> list[str]:
     """Return `0.5 times the cache` and the like: costs that differ, over the baseline's.
 
-    No seed changes them. Speed is not among them: it is compared by a measurement, with variants in
-    turns.
+    No seed changes them.
     """
     words = []
     for metric, cost in EXACT_COSTS.items():
@@ -119,6 +123,15 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     if words and any(run.uncached for run in row.runs):  # a module of others
         words.append("FLOPs as torch counts them")
     return words
+
+
+def speed_words(speed: Ratio) -> str:
+    """Say whether it is shown to train faster or slower than the baseline."""
+    interval = "95% interval {:.3f} to {:.3f}".format(*speed.interval or ())
+    if not speed.shown:
+        return f"no difference in training speed can be shown ({interval})"
+    way = "faster" if speed.value > 1 else "slower"
+    return f"it trains {way}, on {speed.value:.3f} times the tokens/s ({interval})"
 
 
 def best_words(section: Section) -> str:

@@ -35,6 +35,7 @@ class RunState:
     step: int = 0  # optimizer steps taken
     seconds: float = 0.0  # of training, up to the newest step that is settled
     step_seconds: "array[float]" = field(default_factory=lambda: array("d"))  # of each settled step
+    shared: bool = False  # the machine, with other runs
     complete: bool = False  # whether its budget was used up, or its accuracy reached, at this step
     # The record: its size in bytes, the newest value of each metric, and the newest row with a
     # training loss, up to whose step so many were timed; values logged since then, by metric.

@@ -13,12 +13,16 @@ TRAIN_LOSS = "train/loss"  # nats per token, the mean since the row before
 # What a run observes of its own training, also beside others. No report compares it.
 SPEED, STEP_MS = "perf/tokens_per_s", "perf/step_ms"
 MFU = "perf/mfu"  # share of the device's measured FLOP/s; None beside others
-# What is measured of a variant, in turns with others (`speeds.py`): tokens/s in training, and in
-# decoding after a full context, one row and eight at a time.
-TRAINING_SPEED = "speed/tokens_per_s"
-TRAINING_STEP_MS, TRAINING_MFU = "speed/step_ms", "speed/mfu"
-DECODING_SPEED = "speed/decode_tokens_per_s"
+# What is measured of a variant, in turns with others (`speeds.py`): of training, and of decoding up
+# to a full context, by one row at a time or eight.
+TRAINING_SPEED, TRAINING_MS = "speed/tokens_per_s", "speed/step_ms"
+TRAINING_MFU = "speed/mfu"
+DECODING_SPEED, DECODING_MS = "speed/decode_tokens_per_s", "speed/decode_step_ms"
 DECODING_SPEED_8 = "speed/decode_tokens_per_s_batch_8"
+MEASURED = (
+    *(TRAINING_SPEED, TRAINING_MS, TRAINING_MFU),
+    *(DECODING_SPEED, DECODING_MS, DECODING_SPEED_8),
+)
 MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
 PARAMS, PARAMS_ATTENTION = "cost/params", "cost/params_attention"
 FLOPS = "cost/flops_per_token"  # in training
@@ -30,11 +34,15 @@ REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
     LOSS: ("val loss", "{:.4f}".format),
     ACCURACY: ("accuracy", "{:.4f}".format),
     BITS: ("bits/byte", "{:.3f}".format),
-    SPEED: ("tokens/s", "{:,.0f}".format),
-    STEP_MS: ("step ms", "{:,.1f}".format),
+    TRAINING_SPEED: ("tokens/s", "{:,.0f}".format),
+    TRAINING_MS: ("step ms", "{:,.1f}".format),
+    TRAINING_MFU: None,
     PARAMS: ("params", "{:,.0f}".format),
     PARAMS_ATTENTION: None,
     FLOPS: ("MFLOPs/token", lambda flops: f"{flops * 1e-6:,.2f}"),
     CACHE: ("cache B/token", "{:,.0f}".format),
+    DECODING_SPEED: ("decode tokens/s", "{:,.0f}".format),
+    DECODING_SPEED_8: ("decode 8 rows", "{:,.0f}".format),
+    DECODING_MS: None,
     MEMORY: ("peak MB", "{:,.0f}".format),
 }

@@ -187,8 +187,7 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `beside_others`: set by a sweep for runs that share the machine, whose speed is then not
-    recorded.
+    `beside_others`: set by a sweep for runs that share the machine.
     """
 
     jobs: PositiveInt | Literal["auto"] | None
@@ -196,6 +195,7 @@ class SweepConfig:
     keep_stale: bool
     until: Annotated[float, Meta(ge=1e-6, le=100)] | None
     max_seeds: PositiveInt
+    speed: bool
     beside_others: bool
 
 

@@ -54,7 +54,9 @@ def run_sweep(
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher)
     with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
-        run_stages(first, stages, home, config, launch)
+        # Other launchers' runs were on other machines.
+        measures = [*config.allow_targets] if ours and config.sweep.speed else None
+        run_stages(first, stages, home, config, launch, measures)
     for variant, error in refused.items():
         raise SweepError(f"{variant} was refused: {error}", error.exit_code)
 
@@ -92,8 +94,12 @@ def run_stages(
     home: Path,
     config: DictConfig,
     launch: Callable[[Sequence[Plan]], str],
+    measures: Sequence[str] | None,
 ) -> None:
-    """Launch each stage's runs that are not done, and send the results back for the next."""
+    """Launch each stage's runs that are not done, and send the results back for the next.
+
+    Then it measures speeds, if asked: `measures` as in `print_end`.
+    """
     planned: set[Path] = set()  # where the runs of all stages so far are, or will be
     done: list[Path] = []  # of stages that count
     failed: dict[Path, str] = {}
@@ -143,7 +149,7 @@ def run_stages(
         count = f"{sum(RunFolder(run).done for run in planned)} of {len(planned)} runs are done"
         print(f"stopped: {count}; the same command runs the others", file=sys.stderr)
         raise
-    print_end(done, failed)
+    print_end(done, failed, measures)
     if failed:
         count = f"{len(failed)} of {len(planned)} runs failed"
         raise SweepError(f"{count}; the same command runs them again", codes[0])

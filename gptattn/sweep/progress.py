@@ -7,7 +7,6 @@ from pathlib import Path
 from gptattn import command
 from gptattn.machine.console import format_duration, make_console
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import SPEED
 from gptattn.sweep.plan import Found
 
 STALE_NAMES = 3  # run names in one line
@@ -39,24 +38,30 @@ def describe_end(folder: Path, seconds: float) -> str:
     return f"FAILED {folder.name}: {(run.read_failure() or {}).get('error', 'no summary')}"
 
 
-def print_end(done: Sequence[Path], failed: Mapping[Path, str]) -> None:
-    """Print the report's tables of the finished runs, and why the others failed."""
+def print_end(
+    done: Sequence[Path], failed: Mapping[Path, str], measures: Sequence[str] | None = None
+) -> None:
+    """Print the report's tables of the finished runs, and why the others failed.
+
+    `measures`: the packages that their settings may name, to measure speeds first; None: not to.
+    """
     if done:
         from gptattn.compare.comparison import compare
         from gptattn.compare.finished_runs import find_experiment, read_runs
         from gptattn.compare.table import print_tables, warning_lines
+        from gptattn.sweep.speed import measure_rows
 
         runs = read_runs(done)[0]
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
         if find_experiment(runs) is None:  # the attention track has a table of its own
             comparison = compare(runs, folders=folders)
+            if measures is not None:
+                measure_rows(comparison, measures)
+                comparison = compare(read_runs(done)[0], folders=folders)
             print_tables(comparison, make_console())
             for line in warning_lines(comparison):
                 print(f"warning: {line}")
-            if any(SPEED not in run.metrics for run in runs):
-                how = "sweep.jobs=1 sweep.fresh=true measures it"
-                print(f"no speed where runs shared the machine; {how}")
         print(f"report: {command('compare')} {shlex.join(folders)}", flush=True)
     for path, why in failed.items():
         log = RunFolder(path).console_file

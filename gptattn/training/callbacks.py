@@ -89,9 +89,9 @@ class MetricRows(L.Callback):
         self.state, self.clock, self.cfg, self.budget = ready.state, clock, ready.cfg, ready.budget
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
         self.flops_per_token = ready.cost.flops_per_token
-        # None: other runs share the machine, or did before it was resumed; it has no speed.
-        self.device_flops_per_second = None
-        if not self.cfg.sweep.beside_others and self.state.last.get(SPEED, 0.0) is not None:
+        self.state.shared |= self.cfg.sweep.beside_others
+        self.device_flops_per_second = None  # beside others, the machine's rate is not its own
+        if not self.state.shared:
             of_one = matmul_flops_per_second(ready.device, DTYPES[self.cfg.trainer.precision])
             self.device_flops_per_second = self.cfg.trainer.processes * of_one
         self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
@@ -162,15 +162,10 @@ class MetricRows(L.Callback):
 
         An MFU above 1 becomes None: the machine was busy when its rate was measured.
         """
-        if self.device_flops_per_second is None:
-            return dict.fromkeys((SPEED, STEP_MS, MFU))
-        tokens_per_s = self.tokens_per_step / step_seconds
-        mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
-        return {
-            SPEED: tokens_per_s,
-            STEP_MS: 1e3 * step_seconds,
-            MFU: mfu if mfu <= 1 else None,
-        }
+        speed, rate = self.tokens_per_step / step_seconds, self.device_flops_per_second
+        mfu = None if rate is None else speed * self.flops_per_token / rate
+        mfu = None if mfu is None or mfu > 1 else mfu
+        return {SPEED: speed, STEP_MS: 1e3 * step_seconds, MFU: mfu}
 
     def _progress_row(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step

@@ -64,8 +64,7 @@ class ConsoleProgress(L.Callback):
             shown += f"  val {last[LOSS]:.3f}"
         if ACCURACY in last:
             shown += f"  accuracy {last[ACCURACY]:.3f}"
-        speed = last[SPEED]  # None: the run has shared the machine
-        return shown if speed is None else shown + f"  {speed:,.0f} tokens/s"
+        return f"{shown}  {last[SPEED]:,.0f} tokens/s"
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self._bar is None:

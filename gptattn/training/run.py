@@ -136,7 +136,7 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
 
     cfg, state = ready.cfg, ready.state
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
-        threads = _set_numerics(ready)
+        threads = set_numerics(ready)
         facts = collect_facts(ready.data, ready.device, threads, cfg.trainer.processes)
         if ready.source is not None:
             check_same(state.facts, facts)
@@ -163,7 +163,7 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
     return summary
 
 
-def _set_numerics(ready: Ready) -> int:
+def set_numerics(ready: Ready) -> int:
     """Set what the last bits of a run's numbers depend on; return the CPU threads per process."""
     trainer, facts = ready.cfg.trainer, ready.state.facts
     threads = trainer.threads

@@ -66,7 +66,7 @@ def summarise(ready: Ready, run: str, threads: int, step: int) -> dict[str, Any]
         "budget": describe_budget(ready.budget),
         "init_from": cfg.init_from,
         "match": cfg.match_made,
-        "shares": "machine" if cfg.sweep.beside_others else None,
+        "shares": "machine" if ready.state.shared else None,
         "metrics": ready.costs() | ready.state.last,
         "hyperparameters": list_hyperparameters(ready),
         "data": {

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from gptattn.cli.arguments import Count, option, parse
+from gptattn.training.speed import Turn, interleave
 from measuring.menu import PEERS, VARIANTS, Stack, check_peers, check_variants, stack_of
 from measuring.peers import ATTENTION_MODULES
-from measuring.rounds import Measure, interleave, print_table, ratio, set_threads, spread, timed
+from measuring.tables import print_table, ratio, set_threads, spread, timed
 
 WIDTH, HEADS = 768, 12
 TOKENS = 2048  # in a batch of short rows
@@ -81,9 +82,9 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
 
 def contenders(
     names: list[str], peers: list[str], lengths: Sequence[int], steps: int
-) -> dict[tuple[str, int], Measure]:
+) -> dict[tuple[str, int], Turn]:
     """Return what measures each module at each length."""
-    found: dict[tuple[str, int], Measure] = {}
+    found: dict[tuple[str, int], Turn] = {}
     for length in lengths:
         builders: dict[str, Callable[[], nn.Module]] = {
             f"gptattn {name}": partial(stack_of, name, length)

@@ -21,7 +21,8 @@ from gptattn.cli.arguments import Count, option, parse_own
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import settings
 from gptattn.training.preflight import preflight
-from measuring.rounds import Measure, interleave, print_table, ratio
+from gptattn.training.speed import Turn, interleave
+from measuring.tables import print_table, ratio
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
@@ -39,13 +40,13 @@ class Arguments:
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Measure the steps; print and return their seconds."""
+    """Turn the steps; print and return their seconds."""
     args, given = parse_own(Arguments, arguments)
     cfg = preflight(settings([*given, *TWO]), plans=True).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
     own = (*given, f"budget.steps={args.steps}")
-    measures: dict[str, Measure] = {
+    measures: dict[str, Turn] = {
         "one process, one thread": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=1"),
         "one process, two threads": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=2"),
         "two processes": partial(step_seconds, *own, *TWO),

@@ -25,9 +25,10 @@ from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import resolve_device, synchronize
 from gptattn.model.cost import count_parameters
 from gptattn.model.gpt import GPT
+from gptattn.training.speed import interleave
 from measuring.menu import VARIANTS, Stack, check_variants, model_of, stack_of
 from measuring.peers import Sizes, build_transformers
-from measuring.rounds import interleave, print_table, ratio, set_threads, spread
+from measuring.tables import print_table, ratio, set_threads, spread
 
 PROMPT, NEW, VOCABULARY, D_MODEL = 512, 64, 50257, 768
 BATCHES = (1, 8)
@@ -50,7 +51,7 @@ class Arguments:
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Measure what is asked for; print and return the figures."""
+    """Turn what is asked for; print and return the figures."""
     args = parse(Arguments, arguments)
     # Huge pages, for all contenders and for the memory that Reading sums.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
@@ -114,7 +115,7 @@ def measure_model(
     times = {f"{name} x{batch}": Times([], [], []) for name in models for batch in BATCHES}
 
     def decode(name: str) -> float:
-        """Measure both batch sizes directly after each other, because they are compared."""
+        """Turn both batch sizes directly after each other, because they are compared."""
         one = models[name]
         for batch in order.sample(BATCHES, len(BATCHES)):
             ids = torch.arange(PROMPT, device=device).expand(batch, -1)

@@ -47,9 +47,10 @@ from gptattn.settings.compose import settings
 from gptattn.settings.config import Precision, TrainConfig
 from gptattn.training.preflight import DTYPES, preflight
 from gptattn.training.run import train
+from gptattn.training.speed import Turn, interleave
 from measuring.menu import PEERS, VARIANTS, check_peers, check_variants, overrides_of
 from measuring.peers import LANGUAGE_MODELS, Sizes
-from measuring.rounds import Measure, interleave, print_table, ratio, set_threads, spread, timed
+from measuring.tables import print_table, ratio, set_threads, spread, timed
 
 ROOT = Path(__file__).parents[2]
 DEVICE = resolve_device("auto")
@@ -98,7 +99,7 @@ class Arguments:
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Measure speed at each size, and memory; print and return the figures."""
+    """Turn speed at each size, and memory; print and return the figures."""
     args = parse(Arguments, arguments)
     if args.memory_of:
         torch.set_num_threads(args.threads)
@@ -129,7 +130,7 @@ def measure_speed(
         for name, seconds_of in contenders(size, names, text, precision, peers).items()
     }
     rounds = args.rounds or size.rounds
-    seconds = interleave(measures, rounds, seed=1)
+    seconds = interleave(measures, rounds)
     flops = {name: measure_cost(our_model(size, name)).flops_per_token for name in names}
     tokens = size.batch_size * size.context_length
     results: dict[str, Any] = {}
@@ -160,10 +161,10 @@ def measure_speed(
 
 def contenders(
     size: Size, names: list[str], text: Path, precision: Precision, peers: list[str]
-) -> dict[str, Measure]:
+) -> dict[str, Turn]:
     """Return what is timed in one precision; all give seconds per step, `matmul` per FLOP."""
 
-    def in_plain_loop(build: Callable[[], nn.Module], loss_of: Loss) -> Measure:
+    def in_plain_loop(build: Callable[[], nn.Module], loss_of: Loss) -> Turn:
         def seconds() -> float:
             step = plain_step(build().to(DEVICE), loss_of, size, precision)
             return timed(step, size.warm_up, size.steps, lambda: synchronize(DEVICE))
@@ -278,7 +279,7 @@ def random_text(folder: Path) -> Path:
 
 
 def measure_memory(names: list[str], peers: list[str], threads: int) -> dict[str, float]:
-    """Measure each contender in a process of its own; print and return the peak MB."""
+    """Turn each contender in a process of its own; print and return the peak MB."""
     own = [f"train.py {name}" for name in names]
     script, options = ROOT / "scripts" / "bench.py", ["train", f"threads={threads}"]
     peaks: dict[str, float] = {}

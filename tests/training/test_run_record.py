@@ -170,7 +170,7 @@ def hparams(run: Path) -> tuple[dict[str, str], set[str], int]:
 def test_every_run_has_the_same_hyperparameters_and_metrics(runs):
     types, tags, status = hparams(runs("gqa"))
     assert (types["attn"], types["seed"]) == ("string_value", "number_value")
-    assert {"val/loss", "perf/tokens_per_s", "cost/params"} <= tags
+    assert {"val/loss", "speed/tokens_per_s", "cost/params"} <= tags
     assert tags <= TRAIN_METRICS | VAL_METRICS | COSTS
     assert status == 1  # success
     assert hparams(runs("mla")) == (types, tags, status)

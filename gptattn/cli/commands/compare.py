@@ -40,6 +40,7 @@ class Arguments:
     out: Path | None = option("where the files go; default: comparison in the first folder")
     files: bool = option("false: print only", True)
     markdown: bool = option("true: only print the table, as Markdown", False)
+    speed: bool = option("true: measure the speeds that are missing, on this machine", False)
     board: Path | None = option(
         "a new folder, for each variant's mean and interval for TensorBoard"
     )
@@ -76,14 +77,22 @@ def run(arguments: Sequence[str]) -> None:
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import all_tables, warning_lines
 
-    comparison = compare(
-        runs,
-        folders=[one_line(str(folder)) for folder in args.folder],
-        baseline=args.baseline,
-        by=args.by,
-        metrics=args.metrics,
-        skipped=skipped,
-    )
+    def compare_runs(runs: Sequence["Run"]) -> "Comparison":
+        return compare(
+            runs,
+            folders=[one_line(str(folder)) for folder in args.folder],
+            baseline=args.baseline,
+            by=args.by,
+            metrics=args.metrics,
+            skipped=skipped,
+        )
+
+    comparison = compare_runs(runs)
+    if args.speed:
+        from gptattn.sweep.speed import measure_rows
+
+        measure_rows(comparison)
+        comparison = compare_runs(read_runs(args.folder)[0])
     for line in comparison.skipped:
         print(f"skipped: {line}", file=sys.stderr)
     if args.markdown:

@@ -1,38 +1,14 @@
-"""What all parts of the benchmark share: interleaved rounds, and their medians and ratios."""
+"""What all parts of the benchmark share: times, their ratios and spread, threads, and tables."""
 
-import gc
 import os
-import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import TypeVar
 
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-
-Name = TypeVar("Name")  # of a contender
-Measure = Callable[[], float]  # builds and warms up a contender; returns seconds per unit of work
-
-
-def interleave(
-    contenders: Mapping[Name, Measure], rounds: int, seed: int = 0
-) -> dict[Name, list[float]]:
-    """Run every contender once per round, in a new random order; return the seconds by name.
-
-    In a fixed order the position in the loop would bias the result: caches, clock speed and the
-    load of other processes drift.
-    """
-    order, rng = list(contenders), random.Random(seed)
-    seconds: dict[Name, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            gc.collect()
-            seconds[name].append(contenders[name]())
-    return seconds
 
 
 def timed(

@@ -1,0 +1,35 @@
+"""Measures the speeds that a report's rows lack: at the end of a sweep, or when it is asked."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from gptattn.compare.comparison import Comparison
+from gptattn.compare.speeds import are_narrow, list_measured
+from gptattn.errors import UserError
+from gptattn.runs.speeds import add_speeds
+
+
+def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> None:
+    """Let the rows without a speed take turns with their baseline; write it beside their runs.
+
+    It prints what it does, and why a row is left out.
+    """
+    from gptattn.training.speed import measure_speeds, prepare  # slow to import
+
+    for section in comparison.sections:
+        base, *others = section.rows
+        lacking = [row for row in others if row.speed is None]
+        if list_measured(base.runs) and not lacking:
+            continue
+        found = {}
+        for row in [base, *lacking]:
+            try:
+                found[row.name] = prepare(row.runs[-1].folder, allow_targets)
+            except UserError as error:
+                print(f"no speed of {row.name}: {error}")
+        if base.name not in found:
+            continue
+        print(f"measuring {', '.join(found)}", flush=True)
+        session = measure_speeds(found, partial(are_narrow, baseline=base.name))
+        for folder in {row.runs[-1].folder.parent for row in section.rows if row.name in found}:
+            add_speeds(folder, session)

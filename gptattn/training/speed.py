@@ -1,0 +1,196 @@
+"""Measures how fast variants train and decode: in turns, with nothing else of ours running.
+
+What runs observe of their own speed drifts with the clock and the load of the machine.
+"""
+
+import gc
+import random
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import lightning.pytorch as L
+import torch
+
+from gptattn.decode.generate import stream
+from gptattn.decode.sampling import Sampling
+from gptattn.errors import ConfigError
+from gptattn.machine.console import quiet_lightning
+from gptattn.machine.device import device_name, matmul_flops_per_second, synchronize
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import load_config, use_kept_tokenizer
+from gptattn.runs.speeds import Session, Turns
+from gptattn.runs.two_stages import variant_key
+from gptattn.settings.identity import list_changed
+from gptattn.training.module import LanguageModel
+from gptattn.training.preflight import DTYPES, Ready, make_model, preflight
+from gptattn.training.run import set_numerics
+
+TRAINING_SECONDS, DECODING_SECONDS = 0.3, 0.1  # of a turn
+MOST_SECONDS = 10.0  # of a variant, unless MIN_ROUNDS take longer
+MIN_ROUNDS, MAX_ROUNDS = 5, 15
+WARM_UP = 1  # steps that are not counted: they make the optimizer's averages, or compile
+BATCHES = (1, 8)  # rows that are decoded at once
+
+Name = TypeVar("Name", bound=Hashable)
+Turn = Callable[[], float]  # builds and warms up what it times; returns seconds per unit of work
+
+
+class Variant(NamedTuple):
+    """A variant that can take turns."""
+
+    key: str  # `variant_key` of its runs
+    code: str  # `Provenance.digest` of its runs
+    ready: Ready
+
+
+def interleave(
+    turns: Mapping[Name, Turn],
+    rounds: int,
+    is_enough: Callable[[dict[Name, list[float]]], bool] = lambda seconds: False,
+) -> dict[Name, list[float]]:
+    """Let all take one turn per round, in a new random order; return their seconds by name.
+
+    There are `rounds` rounds, or fewer if `is_enough` says so of those before. In a fixed order the
+    place in it would bias the result: caches, clock speed and the load of others drift.
+    """
+    order, rng = list(turns), random.Random(0)
+    seconds: dict[Name, list[float]] = {name: [] for name in turns}
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for name in order:
+            gc.collect()
+            seconds[name].append(turns[name]())
+        if is_enough(seconds):
+            break
+    return seconds
+
+
+def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
+    """Return the variant of a run, ready to take turns as the run would train alone.
+
+    Raises a UserError if its settings, text or device are not there, or its code has changed.
+    """
+    run = RunFolder(folder)
+    record, made = run.read_record(), run.read_provenance()
+    cfg = replace(use_kept_tokenizer(load_config(folder, allow_targets), run), init_from=None)
+    *_, before, last = ["", "", *(record.get("overrides") or ())]
+    if before.startswith("trainer.threads=") and last == "sweep.beside_others=true":
+        cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))  # a sweep set it
+    if cfg.trainer.processes > 1:
+        raise ConfigError("speed", f"{folder} was trained by several processes; measured is one")
+    ready = preflight(cfg, plans=True)
+    now = ready.provenance
+    if made is None or list_changed(made.code | now.code, made.code) or made.device != now.device:
+        raise ConfigError("speed", f"{folder} was made by other code, or on another kind of device")
+    return Variant(variant_key(record), made.digest, ready)
+
+
+def measure_speeds(
+    variants: Mapping[str, Variant], is_enough: Callable[[dict[str, list[float]]], bool]
+) -> Session:
+    """Measure the variants; return their session. It prints the most time that it takes.
+
+    A variant is built anew for each turn: so none is favoured by its place in memory, which holds
+    one at a time. There are 5 to 15 rounds, until `is_enough` of the seconds of training steps, or
+    10 seconds a variant have gone.
+    """
+    quiet_lightning()
+    first = next(iter(variants.values())).ready
+    dtype, threads = DTYPES[first.cfg.trainer.precision], set_numerics(first)
+    turns: dict[Any, Turn] = {None: lambda: 1 / matmul_flops_per_second(first.device, dtype)}
+    start = time.perf_counter()
+    for name, one in variants.items():
+        turns |= {(name, rows): turn for rows, turn in _calibrate(one.ready).items()}
+    begun = time.perf_counter()
+    most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
+    print(f"{threads} threads, at most {most:.0f} s", flush=True)
+
+    def ends(found: dict[Any, list[float]]) -> bool:
+        rounds, now = len(found[None]), time.perf_counter()
+        late = now + (now - begun) / rounds > start + most  # after another round
+        steps = {name: found[name, 0] for name in variants}
+        return rounds >= MIN_ROUNDS and (late or is_enough(steps))
+
+    found = interleave(turns, MAX_ROUNDS, ends)
+    return Session(
+        made=datetime.now(UTC).isoformat(timespec="microseconds"),
+        device=device_name(first.device),
+        threads=threads,
+        versions={name: version(name) for name in ("gptattn", "torch", "lightning")},
+        matmul=found[None],
+        variants={
+            one.key: Turns(
+                one.code,
+                found[name, 0],
+                {rows: found[name, rows] for rows in BATCHES if (name, rows) in found},
+            )
+            for name, one in variants.items()
+        },
+    )
+
+
+def _calibrate(ready: Ready) -> dict[int, Turn]:
+    """Return the turns, each of about the same length: training by 0, decoding by its rows."""
+    steps = max(1, round(TRAINING_SECONDS / train_steps(ready, 1)))
+    found: dict[int, Turn] = {0: partial(train_steps, ready, steps)}
+    for rows in BATCHES if ready.cost.kv_bytes_per_token is not None else ():
+        tokens = max(1, round(DECODING_SECONDS / decode_tokens(ready, rows, 1)))
+        most = max(1, ready.cfg.model.context_length // 2)
+        found[rows] = partial(decode_tokens, ready, rows, min(tokens, most))
+    return found
+
+
+def train_steps(ready: Ready, steps: int) -> float:
+    """Train so many steps after WARM_UP; return the seconds of one, from batch to batch."""
+    cfg, model, begun = ready.cfg, _build(ready), 0.0
+    for block in model.layers() if cfg.compile else ():
+        block.compile()
+
+    class Clock(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+            nonlocal begun
+            if trainer.global_step == WARM_UP and not begun:
+                synchronize(ready.device)
+                begun = time.perf_counter()
+
+    trainer = L.Trainer(
+        accelerator="cpu" if ready.device.type == "cpu" else "gpu",
+        devices=1,
+        precision=cfg.trainer.precision,  # type: ignore[arg-type]
+        max_steps=WARM_UP + steps,
+        accumulate_grad_batches=cfg.accumulate,
+        gradient_clip_val=cfg.optim.grad_clip,
+        limit_val_batches=0,
+        callbacks=[Clock()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(LanguageModel(model, cfg, ready.data, lambda step: 1.0, ready.matrices))
+    synchronize(ready.device)
+    return (time.perf_counter() - begun) / steps
+
+
+def decode_tokens(ready: Ready, rows: int, tokens: int) -> float:
+    """Decode so many tokens, up to a full context; return the seconds of one, of all rows."""
+    model = _build(ready).to(ready.device, DTYPES[ready.cfg.trainer.precision])
+    ids = torch.zeros(rows, model.context_length - tokens, dtype=torch.int64, device=ready.device)
+    made = stream(model, ids, tokens + 1, Sampling(temperature=0))
+    next(made)  # reads the prompt
+    synchronize(ready.device)
+    start = time.perf_counter()
+    for _ in made:
+        pass
+    synchronize(ready.device)
+    return (time.perf_counter() - start) / tokens
+
+
+def _build(ready: Ready) -> Any:
+    return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, plans=False)
