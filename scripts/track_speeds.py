@@ -13,46 +13,25 @@ from statistics import median
 
 import msgspec
 import torch
-from measuring.tables import ratio, set_threads, spread, timed
-from torch import Tensor
+from measuring.tables import ratio, set_threads, spread
 
-from gptattn.build.model import build_model
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
 from gptattn.machine.device import device_name
 from gptattn.settings.compose import settings
-from gptattn.training.module import LanguageModel
-from gptattn.training.preflight import preflight
-from gptattn.training.speed import interleave
+from gptattn.training.preflight import Ready, preflight
+from gptattn.training.speed import interleave, train_steps
 
 STEPS = 3  # per round
-VOCABULARY = 256  # bytes
 
 
-def build(entry: Entry, experiment: str) -> tuple[LanguageModel, Tensor]:
-    """Return the entry's model, its width matched, and a batch of random ids."""
+def prepare(entry: Entry, experiment: str) -> Ready:
+    """Return the entry, its width matched, ready to train."""
     first, *rest = entry.name.split()
     typed = [first if "=" in first else f"attn={first}", *rest]
-    cfg = settings([f"experiment={experiment}", f"budget.steps={entry.steps}", *typed])
-    ready = preflight(cfg)
-    cfg, model = ready.cfg, build_model(ready.cfg, VOCABULARY)
-    module = LanguageModel(model, cfg, ready.data, lambda _: 0.0, ready.matrices)
-    return module, torch.randint(VOCABULARY, (cfg.batch_size, cfg.model.context_length))
-
-
-def measure(module: LanguageModel, ids: Tensor) -> float:
-    """Return the seconds of a training step."""
-    optimizer = module.configure_optimizers()
-
-    def step() -> None:
-        own: dict[str, list[Tensor]] = {}
-        loss = module.model.loss(ids, ids, losses=own)
-        sum((torch.stack(losses).sum() for losses in own.values()), loss).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return timed(step, warm_up=1, steps=STEPS)
+    overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *typed]
+    return preflight(settings(overrides), plans=True)
 
 
 @dataclass(frozen=True)
@@ -69,8 +48,9 @@ def run(arguments: Sequence[str]) -> None:
     set_threads(1)
     entries = read_shipped(args.folder)
     unique = {entry.name: entry for entry in entries}
-    built = {name: build(entry, args.folder.name) for name, entry in unique.items()}
-    seconds = interleave({name: partial(measure, *one) for name, one in built.items()}, args.rounds)
+    runs = {name: prepare(entry, args.folder.name) for name, entry in unique.items()}
+    turns = {name: partial(train_steps, one, STEPS) for name, one in runs.items()}
+    seconds = interleave(turns, args.rounds)
     for name, own in sorted(seconds.items(), key=lambda item: median(item[1])):
         print(f"{name}: {ratio(seconds[BASELINE], own):.3f} of {BASELINE} ± {spread(own):.1%}")
     machine = device_name(torch.device("cpu"))

@@ -183,7 +183,8 @@ def _launch(
             own = [f"resume={folder}", f"allow_targets=[{','.join(plan.cfg.allow_targets)}]"]
         else:
             own = [*plan.overrides, f"run_dir={folder}"]
-            own += [f"trainer.threads={threads}"] if threads is not None else []
+            # `++` says that nobody typed it: alone, the run would have had all threads.
+            own += [f"++trainer.threads={threads}"] if threads is not None else []
         own += ["sweep.beside_others=true"] if slots is not None and slots > 1 else []
         commands.append(own)
     try:

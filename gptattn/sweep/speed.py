@@ -29,7 +29,6 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
                 print(f"no speed of {row.name}: {error}")
         if base.name not in found:
             continue
-        print(f"measuring {', '.join(found)}", flush=True)
         session = measure_speeds(found, partial(are_narrow, baseline=base.name))
         for folder in {row.runs[-1].folder.parent for row in section.rows if row.name in found}:
             add_speeds(folder, session)

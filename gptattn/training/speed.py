@@ -79,8 +79,7 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
     run = RunFolder(folder)
     record, made = run.read_record(), run.read_provenance()
     cfg = replace(use_kept_tokenizer(load_config(folder, allow_targets), run), init_from=None)
-    *_, before, last = ["", "", *(record.get("overrides") or ())]
-    if before.startswith("trainer.threads=") and last == "sweep.beside_others=true":
+    if any(typed.startswith("++trainer.threads=") for typed in record.get("overrides") or ()):
         cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))  # a sweep set it
     if cfg.trainer.processes > 1:
         raise ConfigError("speed", f"{folder} was trained by several processes; measured is one")
@@ -109,7 +108,8 @@ def measure_speeds(
         turns |= {(name, rows): turn for rows, turn in _calibrate(one.ready).items()}
     begun = time.perf_counter()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
-    print(f"{threads} threads, at most {most:.0f} s", flush=True)
+    shown = f"{len(variants)} in turns, {threads} thread{'s' * (threads > 1)}"
+    print(f"measuring speed: {shown}, at most {most:.0f} s", flush=True)
 
     def ends(found: dict[Any, list[float]]) -> bool:
         rounds, now = len(found[None]), time.perf_counter()

@@ -7,10 +7,10 @@ On a GPU it measures GPT-2 small alone, in bf16-mixed, and no memory; `mha:compi
 the blocks of the contender "train.py".
 
 Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
-loop around our model, the same as for the peers. "train.py" is the whole Lightning loop with its
-callbacks, log rows and TensorBoard, on a text of random characters. All precisions take turns, and
-a ratio is between contenders of the same one; in bf16-mixed plain loops compute the loss under
-torch's autocast, as `train.py` does.
+loop around our model, the same as for the peers. "train.py" is a run's training step in Lightning's
+loop, as `gptattn-compare speed=true` measures it, on a text of random characters. All precisions
+take turns, and a ratio is between contenders of the same one; in bf16-mixed plain loops compute the
+loss under torch's autocast, as `train.py` does.
 """
 
 import json
@@ -42,12 +42,11 @@ from gptattn.machine.device import (
 )
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
-from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import settings
 from gptattn.settings.config import Precision, TrainConfig
-from gptattn.training.preflight import DTYPES, preflight
+from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.run import train
-from gptattn.training.speed import Turn, interleave
+from gptattn.training.speed import Turn, interleave, train_steps
 from measuring.menu import PEERS, VARIANTS, check_peers, check_variants, overrides_of
 from measuring.peers import LANGUAGE_MODELS, Sizes
 from measuring.tables import print_table, ratio, set_threads, spread, timed
@@ -171,10 +170,12 @@ def contenders(
 
         return seconds
 
+    own = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
+    ours = {name: prepare(size, name, *own) for name in names}
     return {
         "matmul": lambda: 1 / matmul_flops_per_second(DEVICE, DTYPES[precision]),
         f"bare {names[0]}": in_plain_loop(partial(our_model, size, names[0]), our_loss),
-        **{f"train.py {v}": partial(train_py_seconds, size, v, text, precision) for v in names},
+        **{f"train.py {v}": partial(train_steps, ready, size.steps) for v, ready in ours.items()},
         **{
             f"peer {peer}": in_plain_loop(partial(peer_model, size, peer), logits_loss)
             for peer in peers
@@ -182,8 +183,8 @@ def contenders(
     }
 
 
-def config(size: Size, name: str, *more: str) -> TrainConfig:
-    """Return the checked settings that train this size of a choice of the menu."""
+def prepare(size: Size, name: str, *more: str) -> Ready:
+    """Return a run of this size, of a choice of the menu, that is ready to train."""
     overrides = [
         f"model={size.model}",
         f"model.context_length={size.context_length}",
@@ -197,17 +198,17 @@ def config(size: Size, name: str, *more: str) -> TrainConfig:
         "checkpoint=false",
         "sample.tokens=0",
     ]
-    return preflight(settings([*overrides, *more, *overrides_of(name)]), plans=True).cfg
+    return preflight(settings([*overrides, *more, *overrides_of(name)]), plans=True)
 
 
 def our_model(size: Size, name: str) -> GPT:
     """Build our model of this size."""
-    return build_model(config(size, name), vocab_size=256)
+    return build_model(prepare(size, name).cfg, vocab_size=256)
 
 
 def peer_model(size: Size, peer: str) -> nn.Module:
     """Build a peer's model with the sizes of ours."""
-    model = config(size, "mha").model
+    model = prepare(size, "mha").cfg.model
     shape = model.num_layers, model.num_heads, model.d_model, model.context_length
     return LANGUAGE_MODELS[peer](Sizes(*shape, size.vocab_size))
 
@@ -251,17 +252,6 @@ def random_batches(size: Size) -> Iterator[Batch]:
     return iter(TrainingStream(lambda step: training_batch(tokens, 0, step, rows, length)))
 
 
-def train_py_seconds(size: Size, name: str, text: Path, precision: Precision) -> float:
-    """Return wall seconds per step of the real loop, with all its work between two log rows."""
-    own = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
-    cfg = config(size, name, *own, f"log_every={min(10, size.warm_up)}")
-    with tempfile.TemporaryDirectory() as folder:
-        train_silently(cfg, Path(folder))
-        lines = RunFolder(Path(folder) / "run").rows_file.read_text().splitlines()
-    at = {row["step"]: row["time"] for row in map(json.loads, lines) if "train/loss" in row}
-    return (at[size.warm_up + size.steps] - at[size.warm_up]) / size.steps
-
-
 def train_silently(cfg: TrainConfig, folder: Path) -> dict[str, Any]:
     """Train a run in the folder; return its summary."""
     with Path("/dev/null").open("w") as null:
@@ -300,7 +290,7 @@ def peak_mb(contender: str) -> float:
     if kind == "train.py":
         with tempfile.TemporaryDirectory() as folder:
             text = random_text(Path(folder))
-            cfg = config(MEMORY, name, "data=text", f"data.path={text}")
+            cfg = prepare(MEMORY, name, "data=text", f"data.path={text}").cfg
             summary = train_silently(cfg, Path(folder))
         return summary["metrics"]["perf/peak_memory_training_mb"]
     if kind == "bare":

@@ -12,7 +12,6 @@ from runfolders import write_run, write_sweep
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from gptattn.compare.comparison import COSTS
 from gptattn.compare.table import load_comparison
 from gptattn.runs.folder import RunFolder
 
