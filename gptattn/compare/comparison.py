@@ -14,7 +14,7 @@ from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
 from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
-from gptattn.compare.speeds import Ratio, compare_speeds, leave_out_incomparable
+from gptattn.compare.speeds import compare_speeds, leave_out_incomparable
 from gptattn.compare.statistics import Difference, Estimate, compare_family
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import (
@@ -49,7 +49,7 @@ class Row:
     metrics: dict[str, Estimate]  # those of at least one of its runs
     difference: Difference | None  # to the baseline; None for itself or without a common seed
     fronts: list[str]  # keys of COSTS: the Pareto fronts it is on
-    speed: Ratio | None = None  # to the baseline's; None without turns in common
+    speed: Estimate | None = None  # over the baseline's; None without turns in common
 
     @property
     def n(self) -> int:
@@ -134,10 +134,9 @@ def _table_row(section: Section, row: Row) -> dict[str, Any]:
         "baseline": section.baseline,
         "pareto": " ".join(row.fronts),
     }
-    if row.speed is not None:
-        low, high = row.speed.interval or (None, None)
-        line |= {"speed ratio": row.speed.value, "speed ratio low": low, "speed ratio high": high}
     figures: dict[str, Estimate | Difference] = {**row.metrics}
+    if row.speed is not None:
+        figures["speed ratio"] = row.speed
     if (d := row.difference) is not None:
         figures["difference"] = d
         line |= {"paired n": d.n, "p": d.p, "comparisons": d.comparisons}

@@ -133,15 +133,11 @@ def report_rows(section: Section) -> list[list[str]]:
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         loss = [mean_cell(row.metrics[LOSS]), *difference_cells(row.difference)]
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
-        cells.append([row.name, str(row.n), *lr, *loss, *means[:at], ratio_cell(row), *means[at:]])
+        times = MISSING
+        if row.speed is not None and row.speed.interval is not None:
+            times = "{:.3f} ({:.3f} to {:.3f})".format(row.speed.mean, *row.speed.interval)
+        cells.append([row.name, str(row.n), *lr, *loss, *means[:at], times, *means[at:]])
     return cells
-
-
-def ratio_cell(row: Row) -> str:
-    """Return the ratio of its training speed to the baseline's, `1.12 (1.09 to 1.15)`."""
-    if row.speed is None or row.speed.interval is None:
-        return MISSING
-    return "{:.3f} ({:.3f} to {:.3f})".format(row.speed.value, *row.speed.interval)
 
 
 def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 from gptattn.compare.comparison import Comparison, Row, Section
-from gptattn.compare.speeds import Ratio
 from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
 
@@ -67,7 +66,7 @@ def section_words(section: Section) -> list[str]:
         if costs := cost_words(row, baseline):
             parts.append(f"{row.name} has {listed(costs)}")
         if row.speed is not None and row.speed.interval is not None:
-            parts.append(speed_words(row.speed))
+            parts.append(speed_words(row.speed.mean, *row.speed.interval))
         sentences.append(f"{'; '.join(parts)}.")
     return [*sentences, best_words(section)]
 
@@ -125,13 +124,13 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     return words
 
 
-def speed_words(speed: Ratio) -> str:
+def speed_words(ratio: float, low: float, high: float) -> str:
     """Say whether it is shown to train faster or slower than the baseline."""
-    interval = "95% interval {:.3f} to {:.3f}".format(*speed.interval or ())
-    if not speed.shown:
+    interval = f"95% interval {low:.3f} to {high:.3f}"
+    if low <= 1 <= high:
         return f"no difference in training speed can be shown ({interval})"
-    way = "faster" if speed.value > 1 else "slower"
-    return f"it trains {way}, on {speed.value:.3f} times the tokens/s ({interval})"
+    way = "faster" if ratio > 1 else "slower"
+    return f"it trains {way}, on {ratio:.3f} times the tokens/s ({interval})"
 
 
 def best_words(section: Section) -> str:

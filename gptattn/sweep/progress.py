@@ -55,10 +55,10 @@ def print_end(
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
         if find_experiment(runs) is None:  # the attention track has a table of its own
-            comparison = compare(runs, folders=folders)
             if measures is not None:
-                measure_rows(comparison, measures)
-                comparison = compare(read_runs(done)[0], folders=folders)
+                measure_rows(compare(runs), measures)
+                runs = read_runs(done)[0]
+            comparison = compare(runs, folders=folders)
             print_tables(comparison, make_console())
             for line in warning_lines(comparison):
                 print(f"warning: {line}")

@@ -76,23 +76,19 @@ def run(arguments: Sequence[str]) -> None:
 
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import all_tables, warning_lines
+    from gptattn.sweep.speed import measure_rows
 
-    def compare_runs(runs: Sequence["Run"]) -> "Comparison":
-        return compare(
-            runs,
-            folders=[one_line(str(folder)) for folder in args.folder],
-            baseline=args.baseline,
-            by=args.by,
-            metrics=args.metrics,
-            skipped=skipped,
-        )
-
-    comparison = compare_runs(runs)
     if args.speed:
-        from gptattn.sweep.speed import measure_rows
-
-        measure_rows(comparison)
-        comparison = compare_runs(read_runs(args.folder)[0])
+        measure_rows(compare(runs, baseline=args.baseline, by=args.by))
+        runs, skipped = read_runs(args.folder)
+    comparison = compare(
+        runs,
+        folders=[one_line(str(folder)) for folder in args.folder],
+        baseline=args.baseline,
+        by=args.by,
+        metrics=args.metrics,
+        skipped=skipped,
+    )
     for line in comparison.skipped:
         print(f"skipped: {line}", file=sys.stderr)
     if args.markdown:
