@@ -71,7 +71,7 @@ def leave_out_incomparable(
         if base is None or one.place != base.place:
             for metric in MEASURED:
                 metrics[name].pop(metric, None)
-            notes.append(f"no speed of {name}, which was measured elsewhere: {one.place}")
+            notes.append(f"no speed of {name}: it was measured apart, on {one.place}")
     if lacking := [name for name in groups if name not in newest]:
         how = f"{command('compare')} {runs[0].folder.parent} speed=true"
         notes.append(f"no speed of {', '.join(lacking)}; {how} measures it")

@@ -99,7 +99,6 @@ def measure_speeds(
     one at a time. There are 5 to 15 rounds, until `is_enough` of the seconds of training steps, or
     10 seconds a variant have gone.
     """
-    quiet_lightning()
     first = next(iter(variants.values())).ready
     dtype, threads = DTYPES[first.cfg.trainer.precision], set_numerics(first)
     turns: dict[Any, Turn] = {None: lambda: 1 / matmul_flops_per_second(first.device, dtype)}
@@ -148,6 +147,7 @@ def _calibrate(ready: Ready) -> dict[int, Turn]:
 
 def train_steps(ready: Ready, steps: int) -> float:
     """Train so many steps after WARM_UP; return the seconds of one, from batch to batch."""
+    quiet_lightning()
     cfg, model, begun = ready.cfg, _build(ready), 0.0
     for block in model.layers() if cfg.compile else ():
         block.compile()
