@@ -58,7 +58,7 @@ def write_run(
             **(metrics or {}),
         },
         "data": {"text_sha256": "abcdefgh", "tokenizer": "byte", "val_tokens": 99, **(data or {})},
-        "hyperparameters": {"device": "cpu"},
+        "hyperparameters": {"device": "cpu", "attn": variant, "seed": seed, "lr": 0.002},
         "environment": {"gptattn": "0.1.0", "libraries": {"torch": "2.13.0"}} | (environment or {}),
         **(summary or {}),
     }

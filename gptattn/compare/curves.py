@@ -1,11 +1,10 @@
 """A run's losses over training, their mean over seeds, and losses by context and by cache.
 
 The losses over training come from metrics.jsonl; those by context and by cache were measured by
-gptattn-evaluate. The means over training can be written for TensorBoard.
+gptattn-evaluate.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame, concat
 
-from gptattn.compare.comparison import Comparison, Row, Section
+from gptattn.compare.comparison import Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
-from gptattn.errors import ConfigError
-from gptattn.machine.disk import disk_errors
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS, TRAIN_LOSS
@@ -37,7 +34,6 @@ COLUMNS = ["step", "tokens", "flops", "loss"]
 POINTS = 400  # kept per run and curve, and per mean over seeds with different points
 # For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
 MIN_FOR_BAND = 3
-BOARD_TAGS = {"val": LOSS, "train": TRAIN_LOSS}
 MIN_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 
 
@@ -231,38 +227,3 @@ def cache_costs(section: Section) -> list[CacheCost]:
             each = some[0].bytes_per_token(cache)
             found.append(CacheCost(row.name, one_line(cache), each, estimate(losses), change))
     return found if any(one.change is not None for one in found) else []
-
-
-def claim_board(folder: Path) -> None:
-    """Make the folder for `write_board`. Raises DiskError, and ConfigError if it is not empty."""
-    with disk_errors(folder, "board"):
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError("board", f"{folder} is not empty; give a new folder")
-
-
-def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
-    """Write up to three TensorBoard runs per row below `folder`: mean, low and high line.
-
-    Raises DiskError if they cannot be written.
-    """
-    from tensorboard.summary import Writer  # takes a second
-
-    with disk_errors(folder, "board"):
-        for section in comparison.sections:
-            place = folder / _folder_name(section.title) if section.title else folder
-            for kind, tag in BOARD_TAGS.items():
-                for row, band in average_rows(section, curves, kind, "step").items():
-                    lines = {"mean": band.mean, "low": band.low, "high": band.high}
-                    for line, values in lines.items():
-                        if values is None:
-                            continue
-                        writer = Writer(str(place / f"{_folder_name(row)} {line}"))
-                        for step, value in zip(band.x, values, strict=True):
-                            writer.add_scalar(tag, value, round(step))
-                        writer.close()
-
-
-def _folder_name(name: str) -> str:
-    """Return `name` as a valid folder name; a setting's value may contain slashes."""
-    return re.sub(r"[^\w.,=+()\- ]", "_", name)[:200].strip(" .") or "_"

@@ -73,6 +73,7 @@ class Run:
     match: Match | None = None
     finished: float = 0.0  # seconds since 1970
     choices: dict[str, str] = field(default_factory=dict)  # config files, as {"model": "nano"}
+    hyperparameters: dict[str, Any] = field(default_factory=dict)  # as TensorBoard shows them
     steps: int = 0  # training steps of this run, without those of its `init_from`
     provenance: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
@@ -263,6 +264,7 @@ def _read(path: Path) -> Run:
         match=summary.match,
         finished=folder.summary_file.stat().st_mtime,
         choices=_flat(recorded.get("choices", {})),
+        hyperparameters=summary.hyperparameters,
         steps=summary.steps,
         provenance=made,
         places=places(config),

@@ -29,12 +29,13 @@ FORMER = re.compile(rf"{PLOTS}|comparison\.json")
 def write_report(
     comparison: Comparison, curves: Mapping[Path, Curves], out: Path, still_open: Sequence[str] = ()
 ) -> Path:
-    """Write or replace comparison.{csv,html} and the plots; return the page's path.
+    """Write or replace comparison.{csv,html}, the plots and the board; return the page's path.
 
     The folder must exist. `still_open` has lines on unfinished sweeps. The page escapes all text
     from run folders. Raises DiskError if a file cannot be written.
     """
-    # These import matplotlib, for half a second, and jinja2: not needed to print a table.
+    # These import matplotlib, TensorBoard and jinja2, for a second: not needed to print a table.
+    from gptattn.compare.board import write_board
     from gptattn.compare.plots import draw_plots
     from gptattn.machine.template import fill_template
 
@@ -75,6 +76,7 @@ def write_report(
         for file in out.iterdir():  # what an earlier report had, and this one lacks
             if FORMER.fullmatch(file.name) and file.stem not in names:
                 file.unlink()
+    write_board(comparison, curves, plots, out)
     return out / "comparison.html"
 
 

@@ -16,13 +16,23 @@ from torch.utils.tensorboard.summary import hparams
 
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.disk import explain_disk_errors
+from gptattn.runs.events import (
+    CACHE_COLUMN,
+    COLUMNS,
+    OF_RUN,
+    PARAMS_COLUMN,
+    declare_columns,
+    replace_events,
+)
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import ACCURACY, BITS, LOSS, REPORTED, SPEED, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, MEMORY, PARAMS, SPEED, TRAIN_LOSS
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 
 # The charts of the Custom Scalars tab, which merges equal ones of several runs.
-CHARTS = (LOSS, TRAIN_LOSS, SPEED)
+CHARTS = (LOSS, SPEED, "train/lr", TRAIN_LOSS)
+# The first columns of the HParams tab, until a report finds the settings that vary.
+FIRST = (*COLUMNS, "lr", "seed")
 
 
 class MetricsFile(Logger):
@@ -79,22 +89,23 @@ class Board(TensorBoardLogger):
     def __init__(self, folder: RunFolder, of_task: bool, purge_step: int | None = None) -> None:
         options = {"default_hp_metric": False, "flush_secs": 10, "purge_step": purge_step}
         super().__init__(folder.path, name="", version="", **options)
-        self._of_task = of_task
+        self._folder, self._of_task = folder.path, of_task
         self._end_of_session: Any = None
 
-    def declare(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Lay out the charts, and declare the run as a row of the HParams tab."""
-        charts = (*CHARTS, ACCURACY) if self._of_task else CHARTS
+    def declare(
+        self, hyperparameters: Mapping[str, Any], costs: Mapping[str, float | None]
+    ) -> None:
+        """Lay out the charts, and declare the run as a row of the HParams tab, with its costs."""
+        of_cost = {CACHE_COLUMN: costs[CACHE], PARAMS_COLUMN: (costs[PARAMS] or 0) / 1e6}
+        known = {**hyperparameters, **of_cost}
+        metrics = [ACCURACY if self._of_task else BITS, LOSS, TRAIN_LOSS, SPEED, MEMORY]
+        columns = declare_columns(known, metrics, FIRST)
+        replace_events(self._folder, OF_RUN, [(columns, 0)], first=True)
         # The tags are regular expressions.
+        charts = (ACCURACY, *CHARTS) if self._of_task else CHARTS
         layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
         self.experiment.add_custom_scalars({"training": layout})
-        # The columns of the HParams tab, which never shows a key that the first run lacks: all runs
-        # of texts have the same, and all runs of tasks. Only the tags count, the values are those
-        # of the curves.
-        lacking = BITS if self._of_task else ACCURACY
-        tags = [tag for tag in (*REPORTED, TRAIN_LOSS) if tag != lacking]
-        experiment, session, end = hparams(dict(hyperparameters), dict.fromkeys(tags, 0.0))
-        self.experiment.file_writer.add_summary(experiment)
+        _, session, end = hparams(known, {})
         self.experiment.file_writer.add_summary(session)
         self._end_of_session = end
 

@@ -237,9 +237,10 @@ def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -
     at_end.callback(record.close)
     board = Board(held, ready.data.val_bytes is None, None if ready.source is None else step + 1)
     loggers = [record, board, *open_trackers(cfg, held, step, shown)]
-    board.declare(shown)
+    board.declare(shown, ready.costs())
     if ready.source is None:
-        log_row(loggers, ready.costs(), 0)
+        # Each would be a chart of single points in TensorBoard.
+        log_row([one for one in loggers if one is not board], ready.costs(), 0)
         if cfg.match_made is not None:
             record.log_metrics({"match": describe_match(cfg.match_made)}, 0)
     return loggers

@@ -62,7 +62,7 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("attention_map", ["prompt=a", "layer=2"], 2, "layer: [0, 1]"),
         ("evaluate", ["lengths=[0]"], 2, "lengths: >= 1"),
         ("evaluate", ["lengths=[1000]"], 2, "lengths: held-out"),
-        ("compare", ["board=b", "markdown=true"], 2, "board: markdown=true"),
+        ("compare", ["ship=true", "markdown=true"], 2, "ship: markdown=true"),
         ("compare", ["ship=true", "files=false"], 2, "ship: files=false"),
         ("recipes", ["cache_bytes=much"], 2, "cache_bytes: number"),
     ],

@@ -1,6 +1,5 @@
 """Compare finished runs: a table, and a page with intervals, tests and plots."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,9 +40,6 @@ class Arguments:
     files: bool = option("false: print only", True)
     markdown: bool = option("true: only print the table, as Markdown", False)
     speed: bool = option("true: measure the speeds that are missing, on this machine", False)
-    board: Path | None = option(
-        "a new folder, for each variant's mean and interval for TensorBoard"
-    )
     ship: bool = option(
         "true, for the attention track: also write each entry to benchmarks/, to be shipped", False
     )
@@ -55,10 +51,9 @@ def run(arguments: Sequence[str]) -> None:
     Raises a UserError for wrong arguments, and if a folder has no finished run.
     """
     args = parse(Arguments, arguments)
-    for name in ("board", "ship"):
-        if getattr(args, name) and (args.markdown or not args.files):
-            which = "markdown=true" if args.markdown else "files=false"
-            raise ConfigError(name, f"writes files, and {which} none; leave one of them out")
+    if args.ship and (args.markdown or not args.files):
+        which = "markdown=true" if args.markdown else "files=false"
+        raise ConfigError("ship", f"writes files, and {which} none; leave one of them out")
     homes = {folder: experiment for experiment, folder in SHIPPED.items()}
     if len(args.folder) == 1 and args.folder[0].resolve() in homes:
         if args.ship:
@@ -108,21 +103,18 @@ def run(arguments: Sequence[str]) -> None:
         _print(comparison)
         return
 
-    from gptattn.compare.curves import claim_board, read_all_curves, write_board
+    from gptattn.compare.board import describe_board
+    from gptattn.compare.curves import read_all_curves
 
     first = args.folder[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = args.out or beside / "comparison"
     claim_folder(out)
-    if args.board is not None:
-        claim_board(args.board)
     curves, damage = read_all_curves(comparison.runs)
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     _print(comparison)
     print(f"page: {write_report(comparison, curves, out, still_open)}")
-    if args.board is not None:
-        write_board(comparison, curves, args.board)
-        print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
+    print(f"look: {describe_board(beside if out.parent == beside else out)}")
 
 
 def _report_track(
@@ -145,7 +137,7 @@ def _report_track(
     from gptattn.settings.identity import flat, result_settings
     from gptattn.training.fingerprint import FingerprintCache, agrees
 
-    for name in ("baseline", "by", "metrics", "board"):
+    for name in ("baseline", "by", "metrics"):
         if getattr(args, name):
             raise ConfigError(name, "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [

@@ -1,0 +1,101 @@
+"""TensorBoard shows a comparison as a run of its own, and its runs with the columns that vary."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reporting import LOSSES, report
+from runfolders import write_run, write_sweep
+from tbevents import read_charts, read_events, read_hparams, read_line
+
+SPEEDS = {"speed/tokens_per_s": 1234.0, "speed/decode_tokens_per_s": 56.0}
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with measured speeds and its report in `comparison/`. Tests must not change it."""
+    folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES, metrics=SPEEDS)
+    report(folder)
+    return folder
+
+
+def test_each_variant_has_its_mean_and_band_in_one_chart(sweep):
+    (category,) = read_charts(read_events(sweep / "comparison"))
+    (chart,) = category.chart
+    (series,) = chart.margin.series
+    assert chart.title == "val/loss by variant (mean and band)"
+    mean = np.mean(LOSSES["gqa"])
+    # t(0.975, 4) = 2.776445 from the table.
+    half = 2.776445 * np.std(LOSSES["gqa"], ddof=1) / np.sqrt(5)
+    for variant in LOSSES:
+        events = read_events(sweep / "comparison" / variant)
+        assert {*events.Tags()["tensors"]} == {series.value, series.lower, series.upper}
+    lines = [
+        read_line(read_events(sweep / "comparison" / "gqa"), tag)
+        for tag in (series.value, series.lower, series.upper)
+    ]
+    assert [step for step, _ in lines[0]] == [20, 40, 60, 80, 100]
+    ends = [line[-1][1] for line in lines]
+    assert ends == pytest.approx([mean, mean - half, mean + half], rel=1e-5)
+
+
+def test_the_table_the_words_and_the_plots_are_there(sweep):
+    events = read_events(sweep / "comparison")
+    text = events.Tensors("comparison")[0].tensor_proto.string_val[0].decode()
+    assert text.startswith("| variant | n | val loss | vs mha |")
+    assert "\n- gqa is worse than mha by 0.1200 nats" in text
+    assert {*events.Tags()["images"]} >= {
+        f"comparison/{n}" for n in ("forest_loss", "pareto_cache")
+    }
+    (image,) = events.Images("comparison/pareto_params")
+    drawn = (sweep / "comparison" / "pareto_params.png").read_bytes()
+    assert image.encoded_image_string == drawn
+
+
+def test_all_runs_have_the_columns_that_vary_and_the_speeds_measured(sweep):
+    for variant in LOSSES:
+        events = read_events(sweep / f"{variant}_s1")
+        (columns,) = read_hparams(events, "experiment")
+        names = {info.name for info in columns.hparam_infos}
+        assert names == {"attn", "seed", "params (M)", "cache (bytes/token)"}  # not the lr
+        assert [info.name.tag for info in columns.metric_infos] == ["val/loss", *SPEEDS]
+        for tag, speed in SPEEDS.items():
+            assert read_line(events, tag) == [(1000, speed)]
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_later_report_replaces_the_board_and_nothing_else(tmp_path):
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1], "mqa": [2.0]})
+    theirs = [
+        sweep / "mha_s1" / "events.out.tfevents.1.host.1.0",
+        sweep / "comparison" / "events.out.tfevents.1.host.1.0",
+        sweep / "comparison" / "gqa" / "events.out.tfevents.1.host.1.0",
+    ]
+    for file in theirs:
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_bytes(b"")
+    report(sweep)
+    before = {*sweep.rglob("*.gptattn")}
+    assert len(before) == 5 + 1 + 3
+    for variant in ("gqa", "mqa"):
+        for run in sweep.glob(f"{variant}_s*"):
+            (run / "summary.json").unlink()
+    write_run(sweep / "mla_s1", "mla", 1, 1.0)
+    report(sweep)
+    assert all(file.exists() for file in theirs)
+    after = {*sweep.rglob("*.gptattn")}
+    assert {file.parent.name for file in after - before} == {"mha_s1", "mha_s2", "mla_s1"} | {
+        *("comparison", "mha")
+    }
+    assert {file.parent.name for file in after & before} == {"gqa_s1", "gqa_s2", "mqa_s1"}
+    assert not (sweep / "comparison" / "mqa").exists()
+
+
+def test_the_band_of_two_seeds_is_these_seeds(tmp_path, capsys):
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.2]})
+    report(sweep, f"out={tmp_path / 'out'}")
+    assert f"tensorboard --logdir {tmp_path / 'out'}\nhttp://localhost" in capsys.readouterr().out
+    events = read_events(tmp_path / "out" / "mha")
+    ends = {tag: read_line(events, tag)[-1][1] for tag in events.Tags()["tensors"]}
+    base = "by_variant/val_loss"
+    assert ends == pytest.approx({base: 2.1, f"{base}_low": 2.0, f"{base}_high": 2.2})
