@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from gptattn.compare.comparison import Comparison
+from gptattn.compare.comparison import Comparison, Section
 from gptattn.compare.curves import Curves, average_rows, choose_curves
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.table import section_table, warning_lines
+from gptattn.compare.table import MISSING, Table, section_table, warning_lines
 from gptattn.errors import DiskError
 from gptattn.machine.disk import disk_errors
 from gptattn.runs.metrics import (
@@ -30,23 +30,29 @@ if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
 IMAGES = re.compile(r"(\d+_)?(forest_loss|pareto_.*|loss_sizes.*)")  # names of plots
+PINNED = ("forest_loss", "pareto_training", "pareto_params")  # of those, on the first page
 SPEEDS = (TRAINING_SPEED, DECODING_SPEED)
 # The variant in a run's name, `gqa_s1_0a1b2c` or `comparison/gqa`, and its changed settings.
-VARIANT = r"^(?:comparison/)?(.*?)(?:_s\d+(\+.*)?_[0-9a-f]{6})?$"
+VARIANT = r"([^/]*?)(?:_s\d+(\+.*)?_\w{6})?$"
 
 
 def describe_board(folder: Path) -> str:
     """Return the command that shows the folder in TensorBoard, and the address to open.
 
-    It pins losses and speeds, without smoothing, and gives the runs of a variant one colour.
+    There the answers are pinned, lines are not smoothed, and the runs of a variant have one colour.
+    Cards that do not exist are not shown.
     """
-    cards = [{"plugin": "scalars", "tag": tag} for tag in (LOSS, SPEED)]
+    run = {"runId": "defaultExperimentId/comparison", "sample": 0}
+    cards = [
+        *({"plugin": "images", "tag": f"comparison/{plot}", **run} for plot in PINNED),
+        *({"plugin": "scalars", "tag": tag} for tag in (LOSS, SPEED)),
+    ]
     query = {
         "pinnedCards": json.dumps(cards, separators=(",", ":")),
         "smoothing": "0",
         "runColorGroup": f"regex:{VARIANT}",
     }
-    address = f"http://localhost:6006/?{urlencode(query, quote_via=quote)}#timeseries"
+    address = f"http://localhost:6006/?{urlencode(query, safe=':,/', quote_via=quote)}#timeseries"
     return f"tensorboard --logdir {shlex.quote(str(folder))}\n{address}"
 
 
@@ -86,8 +92,8 @@ def _draw_bands(
     for section in comparison.sections:
         kind = choose_curves(section, curves)
         loss = {"val": LOSS, "train": TRAIN_LOSS}[kind]
-        group = f"by_variant/{section.title}/" if section.title else "by_variant/"
-        tags = [f"{group}{loss.replace('/', '_')}{end}" for end in ("", "_low", "_high")]
+        tag = _group("by_variant", section) + loss.replace("/", "_")
+        tags = [tag, f"{tag}_low", f"{tag}_high"]
         of_section = f", {section.title}" if section.title else ""
         charts[f"{loss} by variant (mean and band){of_section}"] = tags
         for row, band in average_rows(section, curves, kind, "step").items():
@@ -109,12 +115,32 @@ def _write_texts(comparison: Comparison) -> list["Summary"]:
     texts = {}
     for section in comparison.sections:
         table = section_table(section)
-        points = _list_points([*table.words, *table.notes])
-        tag = f"comparison/{section.title}" if section.title else "comparison"
-        texts[tag] = f"{table.to_markdown()}\n\n{table.caption}\n\n{points}"
+        of_loss, of_costs = _halve(table)
+        group = _group("comparison", section)
+        texts[f"{group}table"] = f"{of_loss}\n\n{table.caption}\n\n{of_costs}"
+        texts[f"{group}words"] = _list_points([*table.words, *table.notes])
     if warnings := warning_lines(comparison):
         texts["comparison/warnings"] = _list_points(warnings)
     return [text_pb(tag, text) for tag, text in texts.items()]
+
+
+def _group(name: str, section: Section) -> str:
+    return f"{name}/{section.title}/" if section.title else f"{name}/"
+
+
+def _halve(table: Table) -> tuple[str, str]:
+    """Return the table up to p, and what follows, as Markdown: TensorBoard breaks wide tables.
+
+    Empty columns are left out.
+    """
+    name, *others = zip(*table.cells, strict=True)
+    end = [heading for heading, *_ in others].index("p") + 1
+    halves = (
+        [name, *(column for column in half if {*column[1:]} != {MISSING})]
+        for half in (others[:end], others[end:])
+    )
+    first, second = (Table("", [*zip(*half, strict=True)]).to_markdown() for half in halves)
+    return first, second
 
 
 def _list_points(lines: Sequence[str]) -> str:

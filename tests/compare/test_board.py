@@ -41,9 +41,13 @@ def test_each_variant_has_its_mean_and_band_in_one_chart(sweep):
 
 def test_the_table_the_words_and_the_plots_are_there(sweep):
     events = read_events(sweep / "comparison")
-    text = events.Tensors("comparison")[0].tensor_proto.string_val[0].decode()
-    assert text.startswith("| variant | n | val loss | vs mha |")
-    assert "\n- gqa is worse than mha by 0.1200 nats" in text
+    shown = {
+        tag: events.Tensors(f"comparison/{tag}")[0].tensor_proto.string_val[0].decode()
+        for tag in ("table", "words")
+    }
+    assert shown["table"].startswith("| variant | n | val loss | vs mha |")
+    assert "\n| gqa | 3.087 | 1,234 |" in shown["table"]
+    assert "- gqa is worse than mha by 0.1200 nats" in shown["words"].splitlines()[0]
     assert {*events.Tags()["images"]} >= {
         f"comparison/{n}" for n in ("forest_loss", "pareto_cache")
     }
