@@ -6,12 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from gptattn.compare.comparison import Comparison, Section
 from gptattn.compare.curves import Curves, average_rows, choose_curves
-from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import MISSING, Table, section_table, warning_lines
 from gptattn.errors import DiskError
 from gptattn.machine.disk import disk_errors
@@ -25,15 +24,16 @@ from gptattn.runs.metrics import (
 )
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
     from gptattn.compare.plots import Plot
 
 IMAGES = re.compile(r"(\d+_)?(forest_loss|pareto_.*|loss_sizes.*)")  # names of plots
 PINNED = ("forest_loss", "pareto_training", "pareto_params")  # of those, on the first page
+MAX_COLUMNS = 6  # of a table, beside the variant
 SPEEDS = (TRAINING_SPEED, DECODING_SPEED)
 # The variant in a run's name, `gqa_s1_0a1b2c` or `comparison/gqa`, and its changed settings.
 VARIANT = r"([^/]*?)(?:_s\d+(\+.*)?_\w{6})?$"
+
+Lines = list[tuple[Any, int]]  # TensorBoard's summaries with their steps
 
 
 def describe_board(folder: Path) -> str:
@@ -65,12 +65,23 @@ def write_board(
     where it can be written, declares the columns of the HParams tab and has the measured speeds.
     Raises DiskError if a file in `out` cannot be written.
     """
-    from gptattn.runs.events import OF_REPORT, list_events, replace_events
+    from gptattn.runs.events import (
+        OF_REPORT,
+        find_events,
+        lay_out_bands,
+        replace_events,
+        show_image,
+    )
 
     rows, charts = _draw_bands(comparison, curves)
-    shown = [*_write_texts(comparison), *_show_plots(plots), _lay_out(charts)]
+    shown = [*_write_texts(comparison), lay_out_bands("comparison", charts)]
+    shown += [
+        show_image(f"comparison/{plot.name}", plot.png)
+        for plot in plots
+        if IMAGES.fullmatch(plot.name)
+    ]
     with disk_errors(out, "out"):
-        for file in [file for below in out.iterdir() for file in list_events(below, OF_REPORT)]:
+        for file in find_events(out, OF_REPORT):
             file.unlink()
             if file.parent.name not in rows:  # of a row that an earlier report had
                 with contextlib.suppress(OSError):  # it holds something else
@@ -78,16 +89,16 @@ def write_board(
         replace_events(out, OF_REPORT, [(summary, 0) for summary in shown])
         for name, line in rows.items():
             replace_events(out / name, OF_REPORT, line)
-    _write_columns(comparison.runs)
+    _write_columns(comparison)
 
 
 def _draw_bands(
     comparison: Comparison, curves: Mapping[Path, Curves]
-) -> tuple[dict[str, list[tuple["Summary", int]]], dict[str, list[str]]]:
+) -> tuple[dict[str, Lines], dict[str, list[str]]]:
     """Return the points of mean, low and high line by row, and the three tags by title of chart."""
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-    rows: dict[str, list[tuple[Summary, int]]] = {}
+    rows: dict[str, Lines] = {}
     charts = {}
     for section in comparison.sections:
         kind = choose_curves(section, curves)
@@ -108,16 +119,15 @@ def _draw_bands(
     return rows, charts
 
 
-def _write_texts(comparison: Comparison) -> list["Summary"]:
+def _write_texts(comparison: Comparison) -> list[Any]:
     """Return each section's table and words, and the warnings, as Markdown."""
     from tensorboard.plugins.text.summary_v2 import text_pb
 
     texts = {}
     for section in comparison.sections:
         table = section_table(section)
-        of_loss, of_costs = _halve(table)
         group = _group("comparison", section)
-        texts[f"{group}table"] = f"{of_loss}\n\n{table.caption}\n\n{of_costs}"
+        texts[f"{group}table"] = "\n\n".join([*_split(table), table.caption])
         texts[f"{group}words"] = _list_points([*table.words, *table.notes])
     if warnings := warning_lines(comparison):
         texts["comparison/warnings"] = _list_points(warnings)
@@ -128,74 +138,25 @@ def _group(name: str, section: Section) -> str:
     return f"{name}/{section.title}/" if section.title else f"{name}/"
 
 
-def _halve(table: Table) -> tuple[str, str]:
-    """Return the table up to p, and what follows, as Markdown: TensorBoard breaks wide tables.
+def _split(table: Table) -> list[str]:
+    """Return the table in Markdown, in parts: TensorBoard breaks the words of a wide one.
 
     Empty columns are left out.
     """
-    name, *others = zip(*table.cells, strict=True)
-    end = [heading for heading, *_ in others].index("p") + 1
-    halves = (
-        [name, *(column for column in half if {*column[1:]} != {MISSING})]
-        for half in (others[:end], others[end:])
-    )
-    first, second = (Table("", [*zip(*half, strict=True)]).to_markdown() for half in halves)
-    return first, second
+    name, *columns = zip(*table.cells, strict=True)
+    known = [column for column in columns if {*column[1:]} != {MISSING}]
+    parts = [[name, *known[i : i + MAX_COLUMNS]] for i in range(0, len(known), MAX_COLUMNS)]
+    return [Table("", [*zip(*part, strict=True)]).to_markdown() for part in parts]
 
 
 def _list_points(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line.replace('<', '&lt;')}" for line in lines)
 
 
-def _show_plots(plots: Sequence["Plot"]) -> list["Summary"]:
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    return [
-        Summary(
-            value=[
-                Summary.Value(
-                    tag=f"comparison/{plot.name}",
-                    image=Summary.Image(encoded_image_string=plot.png),
-                )
-            ]
-        )
-        for plot in plots
-        if IMAGES.fullmatch(plot.name)
-    ]
-
-
-def _lay_out(charts: Mapping[str, Sequence[str]]) -> "Summary":
-    """Return the layout of the Custom Scalars tab: a mean with its band for each tag triple."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.custom_scalar import metadata
-    from tensorboard.plugins.custom_scalar.layout_pb2 import (
-        Category,
-        Chart,
-        Layout,
-        MarginChartContent,
-    )
-    from tensorboard.util.tensor_util import make_tensor_proto
-
-    drawn = []
-    for title, (mean, low, high) in charts.items():
-        series = MarginChartContent.Series(value=mean, lower=low, upper=high)
-        drawn.append(Chart(title=title, margin=MarginChartContent(series=[series])))
-    layout = Layout(category=[Category(title="comparison", chart=drawn)])
-    return Summary(
-        value=[
-            Summary.Value(
-                tag=metadata.CONFIG_SUMMARY_TAG,
-                metadata=metadata.create_summary_metadata(),
-                tensor=make_tensor_proto(layout.SerializeToString()),
-            )
-        ]
-    )
-
-
-def _write_columns(runs: Sequence[Run]) -> None:
+def _write_columns(comparison: Comparison) -> None:
     """Write the columns of the HParams tab, and the speeds that were measured, for each run.
 
-    The tab takes the columns of any one run, so all have the same: the settings that vary.
+    The tab takes the columns of any one run, so those that are not compared get them, too.
     """
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
@@ -204,25 +165,30 @@ def _write_columns(runs: Sequence[Run]) -> None:
         OF_RUN,
         PARAMS_COLUMN,
         declare_columns,
+        find_events,
         replace_events,
     )
 
-    first = runs[0].hyperparameters
-    columns = {name: value for name, value in first.items() if _varies(name, runs)}
+    runs = {run.folder: run for run in comparison.runs}
+    known = [run.hyperparameters for run in runs.values()]
+    columns = {name: value for name, value in known[0].items() if _varies(name, known)}
     columns |= {"attn": "", CACHE_COLUMN: 0.0, PARAMS_COLUMN: 0.0}
-    metrics = [m for m in (ACCURACY, LOSS, *SPEEDS) if any(m in run.metrics for run in runs)]
+    metrics = [m for m in (ACCURACY, LOSS, *SPEEDS) if any(m in r.metrics for r in runs.values())]
     declared = declare_columns(columns, metrics)
-    for run in runs:
-        speeds = [(scalar_pb(m, run.metrics[m]), run.steps) for m in SPEEDS if m in run.metrics]
+    others = [file.parent for each in comparison.folders for file in find_events(each, OF_RUN)]
+    for folder in {*runs, *others}:
+        run, lines = runs.get(folder), [(declared, 0)]
+        if run is not None:
+            speeds = {metric: run.metrics[metric] for metric in SPEEDS if metric in run.metrics}
+            lines += [(scalar_pb(tag, value), run.steps) for tag, value in speeds.items()]
         with contextlib.suppress(DiskError):  # a folder of others can be read only
-            replace_events(run.folder, OF_RUN, [(declared, 0), *speeds])
+            replace_events(folder, OF_RUN, lines)
 
 
-def _varies(name: str, runs: Sequence[Run]) -> bool:
+def _varies(name: str, known: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether runs differ in a hyperparameter, and not by their attention alone."""
-    by = "attn" if name == "attn_settings" else None
-    seen = {(run.hyperparameters.get(by), run.hyperparameters.get(name)) for run in runs}
-    return len(seen) > len({known for known, _ in seen})
+    seen = {(name == "attn_settings" and one.get("attn"), one.get(name)) for one in known}
+    return len(seen) > len({attn for attn, _ in seen})
 
 
 def _folder_name(name: str) -> str:

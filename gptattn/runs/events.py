@@ -2,6 +2,8 @@
 
 Each is named by what wrote it, `events.out.tfevents.*.{kind}.gptattn`.
 """
+# pyright: reportAttributeAccessIssue=false
+# Protobuf defines its classes at import.
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,8 +11,11 @@ from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MarginChartContent
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, create_summary_metadata
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from gptattn.machine.disk import write_atomically
 
@@ -20,9 +25,9 @@ PARAMS_COLUMN, CACHE_COLUMN = "params (M)", "cache (bytes/token)"
 COLUMNS = ("attn", CACHE_COLUMN, PARAMS_COLUMN)  # which come first
 
 
-def list_events(folder: Path, kind: str) -> list[Path]:
-    """Return the event files of this kind in the folder."""
-    return sorted(folder.glob(f"events.out.tfevents.*.{kind}.gptattn"))
+def find_events(folder: str | Path, kind: str) -> list[Path]:
+    """Return the event files of this kind at or below the folder."""
+    return sorted(Path(folder).rglob(f"events.out.tfevents.*.{kind}.gptattn"))
 
 
 def replace_events(
@@ -33,16 +38,15 @@ def replace_events(
     TensorBoard may read a run's files one after the other, by name, so the file comes `first`, or
     after all others. Raises DiskError if the disk refuses.
     """
-    former = list_events(folder, kind)
     now, stamp = time.time(), 0 if first else time.time_ns()
     events = [Event(wall_time=now, file_version="brain.Event:2")]
     events += [Event(wall_time=now, step=step, summary=summary) for summary, step in summaries]
     file = folder / f"events.out.tfevents.{stamp}.{kind}.gptattn"
     data = [event.SerializeToString() for event in events]
     write_atomically(file, lambda target: [*map(RecordWriter(target).write, data)])
-    for path in former:
-        if path != file:
-            path.unlink(missing_ok=True)
+    for former in folder.glob(f"events.out.tfevents.*.{kind}.gptattn"):
+        if former != file:
+            former.unlink(missing_ok=True)
 
 
 def declare_columns(
@@ -67,3 +71,21 @@ def declare_columns(
     tag, described = metadata.EXPERIMENT_TAG, metadata.create_summary_metadata(content)
     value = Summary.Value(tag=tag, metadata=described, tensor=metadata.NULL_TENSOR)
     return Summary(value=[value])
+
+
+def lay_out_bands(category: str, charts: Mapping[str, Sequence[str]]) -> Summary:
+    """Return charts of the Custom Scalars tab: the tags of mean, low and high by title."""
+    drawn = []
+    for title, (mean, low, high) in charts.items():
+        series = MarginChartContent.Series(value=mean, lower=low, upper=high)
+        drawn.append(Chart(title=title, margin=MarginChartContent(series=[series])))
+    layout = Layout(category=[Category(title=category, chart=drawn)])
+    tensor = make_tensor_proto(layout.SerializeToString())
+    value = {"metadata": create_summary_metadata(), "tensor": tensor}
+    return Summary(value=[Summary.Value(tag=CONFIG_SUMMARY_TAG, **value)])
+
+
+def show_image(tag: str, png: bytes) -> Summary:
+    """Return the picture in this PNG."""
+    image = Summary.Image(encoded_image_string=png)
+    return Summary(value=[Summary.Value(tag=tag, image=image)])

@@ -25,7 +25,7 @@ from gptattn.runs.events import (
     replace_events,
 )
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, MEMORY, PARAMS, SPEED, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, CACHE, LOSS, MEMORY, PARAMS, SPEED, TRAIN_LOSS
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 
@@ -98,7 +98,7 @@ class Board(TensorBoardLogger):
         """Lay out the charts, and declare the run as a row of the HParams tab, with its costs."""
         of_cost = {CACHE_COLUMN: costs[CACHE], PARAMS_COLUMN: (costs[PARAMS] or 0) / 1e6}
         known = {**hyperparameters, **of_cost}
-        metrics = [ACCURACY if self._of_task else BITS, LOSS, TRAIN_LOSS, SPEED, MEMORY]
+        metrics = [*[ACCURACY] * self._of_task, LOSS, SPEED, TRAIN_LOSS, MEMORY]
         columns = declare_columns(known, metrics, FIRST)
         replace_events(self._folder, OF_RUN, [(columns, 0)], first=True)
         # The tags are regular expressions.
