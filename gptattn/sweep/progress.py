@@ -46,8 +46,11 @@ def print_end(
     `measures`: the packages that their settings may name, to measure speeds first; None: not to.
     """
     if done:
+        from gptattn.compare.board import describe_board
         from gptattn.compare.comparison import compare
+        from gptattn.compare.curves import read_all_curves
         from gptattn.compare.finished_runs import find_experiment, read_runs
+        from gptattn.compare.report import claim_folder, write_report
         from gptattn.compare.table import print_tables, warning_lines
         from gptattn.sweep.speed import measure_rows
 
@@ -62,6 +65,11 @@ def print_end(
             print_tables(comparison, make_console())
             for line in warning_lines(comparison):
                 print(f"warning: {line}")
+            home = Path(folders[0])
+            claim_folder(home / "comparison")
+            curves, _ = read_all_curves(comparison.runs)
+            print(f"page: {write_report(comparison, curves, home / 'comparison')}")
+            print(f"look: {describe_board(home)}")
         print(f"report: {command('compare')} {shlex.join(folders)}", flush=True)
     for path, why in failed.items():
         log = RunFolder(path).console_file
