@@ -93,7 +93,7 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
 def measure_speeds(
     variants: Mapping[str, Variant], is_enough: Callable[[dict[str, list[float]]], bool]
 ) -> Session:
-    """Measure the variants; return their session. It prints the most time that it takes.
+    """Measure the variants; return their session. It prints how long that takes.
 
     A variant is built anew for each turn: so none is favoured by its place in memory, which holds
     one at a time. There are 5 to 15 rounds, until `is_enough` of the seconds of training steps, or
@@ -108,7 +108,7 @@ def measure_speeds(
     begun = time.perf_counter()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
     shown = f"{len(variants)} in turns, {threads} thread{'s' * (threads > 1)}"
-    print(f"measuring speed: {shown}, at most {most:.0f} s", flush=True)
+    print(f"measuring speed: {shown}, about {most:.0f} s", flush=True)
 
     def ends(found: dict[Any, list[float]]) -> bool:
         rounds, now = len(found[None]), time.perf_counter()

@@ -55,7 +55,21 @@ class Faulty(MultiHeadAttention):
 
 
 def sweep(folder: Path, *overrides: str) -> int:
-    return command(folder, "-m", *tiny(folder, *overrides))
+    return command(folder, "-m", *tiny(folder, "sweep.speed=false", *overrides))
+
+
+def test_a_sweep_ends_with_the_speed_of_each_variant_measured_once(tmp_path, capfd):
+    given = tiny(tmp_path, "attn=mha", "seed=1,2")
+    assert command(tmp_path, "-m", *given) == 0
+    out = capfd.readouterr().out
+    assert "measuring speed: 1 in turns, 1 thread" in out
+    assert "tokens/s" in out
+    home = tmp_path / HOME
+    (session,) = json.loads((home / "speed.json").read_text(encoding="utf-8"))
+    assert [len(one["step"]) for one in session["variants"].values()] == [5]
+    assert (home / "comparison" / "comparison.html").is_file()
+    assert command(tmp_path, "-m", *given) == 0
+    assert "measuring speed" not in capfd.readouterr().out
 
 
 def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_one_alone(tmp_path):
