@@ -11,7 +11,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from typing import Any, NamedTuple, TypeVar
 
 import lightning.pytorch as L
@@ -61,6 +63,7 @@ def interleave(
     """
     order, rng = list(turns), random.Random(0)
     seconds: dict[Name, list[float]] = {name: [] for name in turns}
+    gc.freeze()  # collecting what was there before would take longer than a short turn
     for _ in range(rounds):
         rng.shuffle(order)
         for name in order:
@@ -68,6 +71,7 @@ def interleave(
             seconds[name].append(turns[name]())
         if is_enough(seconds):
             break
+    gc.unfreeze()
     return seconds
 
 
@@ -146,21 +150,26 @@ def _calibrate(ready: Ready) -> dict[int, Turn]:
 
 
 def train_steps(ready: Ready, steps: int) -> float:
-    """Train so many steps after WARM_UP; return the seconds of one, from batch to batch."""
+    """Train so many steps after WARM_UP; return the seconds of one, from batch to batch.
+
+    That is the median on a CPU, which others may interrupt, and the mean on a GPU, whose host runs
+    ahead of it.
+    """
     quiet_lightning()
-    cfg, model, begun = ready.cfg, _build(ready), 0.0
+    cfg, model, on_cpu = ready.cfg, _build(ready), ready.device.type == "cpu"
     for block in model.layers() if cfg.compile else ():
         block.compile()
+    ends: list[float] = []
 
     class Clock(L.Callback):
         def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-            nonlocal begun
-            if trainer.global_step == WARM_UP and not begun:
-                synchronize(ready.device)
-                begun = time.perf_counter()
+            if trainer.global_step > len(ends):  # not a micro-batch
+                if trainer.global_step in (WARM_UP, WARM_UP + steps):
+                    synchronize(ready.device)
+                ends.append(time.perf_counter())
 
     trainer = L.Trainer(
-        accelerator="cpu" if ready.device.type == "cpu" else "gpu",
+        accelerator="cpu" if on_cpu else "gpu",
         devices=1,
         precision=cfg.trainer.precision,  # type: ignore[arg-type]
         max_steps=WARM_UP + steps,
@@ -174,8 +183,8 @@ def train_steps(ready: Ready, steps: int) -> float:
         enable_model_summary=False,
     )
     trainer.fit(LanguageModel(model, cfg, ready.data, lambda step: 1.0, ready.matrices))
-    synchronize(ready.device)
-    return (time.perf_counter() - begun) / steps
+    taken = [end - start for start, end in pairwise(ends[WARM_UP - 1 :])]
+    return median(taken) if on_cpu else mean(taken)
 
 
 def decode_tokens(ready: Ready, rows: int, tokens: int) -> float:
