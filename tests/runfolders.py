@@ -58,7 +58,14 @@ def write_run(
             **(metrics or {}),
         },
         "data": {"text_sha256": "abcdefgh", "tokenizer": "byte", "val_tokens": 99, **(data or {})},
-        "hyperparameters": {"device": "cpu", "attn": variant, "seed": seed, "lr": 0.002},
+        "hyperparameters": {
+            "device": "cpu",
+            "attn": variant,
+            "seed": seed,
+            "lr": 0.002,
+            "million params": 0.0012,
+            "cache bytes per token": 1024.0,
+        },
         "environment": {"gptattn": "0.1.0", "libraries": {"torch": "2.13.0"}} | (environment or {}),
         **(summary or {}),
     }

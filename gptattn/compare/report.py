@@ -76,7 +76,7 @@ def write_report(
         for file in out.iterdir():  # what an earlier report had, and this one lacks
             if FORMER.fullmatch(file.name) and file.stem not in names:
                 file.unlink()
-    write_board(comparison, curves, plots, out)
+        write_board(comparison, curves, plots, out)
     return out / "comparison.html"
 
 

@@ -27,6 +27,8 @@ MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
 PARAMS, PARAMS_ATTENTION = "cost/params", "cost/params_attention"
 FLOPS = "cost/flops_per_token"  # in training
 CACHE = "cost/kv_bytes_per_token"  # None: the mechanism has no cache
+# Hyperparameters that TensorBoard's table of runs always shows.
+FIRST_COLUMNS = ("attn", "million params", "cache bytes per token")
 
 # In the order of a report: the heading in its table, and the format of a mean. None: in its files
 # only.

@@ -16,23 +16,14 @@ from torch.utils.tensorboard.summary import hparams
 
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.disk import explain_disk_errors
-from gptattn.runs.events import (
-    CACHE_COLUMN,
-    COLUMNS,
-    OF_RUN,
-    PARAMS_COLUMN,
-    declare_columns,
-    replace_events,
-)
+from gptattn.runs.events import declare_columns, write_events
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import ACCURACY, CACHE, LOSS, MEMORY, PARAMS, SPEED, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, FIRST_COLUMNS, LOSS, MEMORY, SPEED, TRAIN_LOSS
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 
 # The charts of the Custom Scalars tab, which merges equal ones of several runs.
 CHARTS = (LOSS, SPEED, "train/lr", TRAIN_LOSS)
-# The first columns of the HParams tab, until a report finds the settings that vary.
-FIRST = (*COLUMNS, "lr", "seed")
 
 
 class MetricsFile(Logger):
@@ -92,20 +83,17 @@ class Board(TensorBoardLogger):
         self._folder, self._of_task = folder.path, of_task
         self._end_of_session: Any = None
 
-    def declare(
-        self, hyperparameters: Mapping[str, Any], costs: Mapping[str, float | None]
-    ) -> None:
-        """Lay out the charts, and declare the run as a row of the HParams tab, with its costs."""
-        of_cost = {CACHE_COLUMN: costs[CACHE], PARAMS_COLUMN: (costs[PARAMS] or 0) / 1e6}
-        known = {**hyperparameters, **of_cost}
+    def declare(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Lay out the charts, and declare the run as a row of the HParams tab."""
+        # Until a report knows which settings vary.
         metrics = [*[ACCURACY] * self._of_task, LOSS, SPEED, TRAIN_LOSS, MEMORY]
-        columns = declare_columns(known, metrics, FIRST)
-        replace_events(self._folder, OF_RUN, [(columns, 0)], first=True)
+        columns = declare_columns((*FIRST_COLUMNS, "lr", "seed"), metrics)
+        write_events(self._folder, [(columns, 0)])
         # The tags are regular expressions.
         charts = (ACCURACY, *CHARTS) if self._of_task else CHARTS
         layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
         self.experiment.add_custom_scalars({"training": layout})
-        _, session, end = hparams(known, {})
+        _, session, end = hparams(dict(hyperparameters), {})
         self.experiment.file_writer.add_summary(session)
         self._end_of_session = end
 

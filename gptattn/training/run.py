@@ -237,7 +237,7 @@ def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -
     at_end.callback(record.close)
     board = Board(held, ready.data.val_bytes is None, None if ready.source is None else step + 1)
     loggers = [record, board, *open_trackers(cfg, held, step, shown)]
-    board.declare(shown, ready.costs())
+    board.declare(shown)
     if ready.source is None:
         # Each would be a chart of single points in TensorBoard.
         log_row([one for one in loggers if one is not board], ready.costs(), 0)

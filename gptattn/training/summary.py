@@ -30,6 +30,8 @@ def list_hyperparameters(ready: Ready) -> dict[str, Any]:
     return {
         "attn": cfg.variant,
         "attn_settings": attention,
+        "million params": ready.cost.params / 1e6,
+        "cache bytes per token": ready.cost.kv_bytes_per_token,
         "seed": cfg.seed,
         **{group: cfg.choices[group] for group in GROUPS},
         **{name: getattr(cfg.model, name) for name in SIZES},

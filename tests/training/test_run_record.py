@@ -39,7 +39,7 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     event_files = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(event_files) == 2
-    assert "events.out.tfevents.0.run.gptattn" in event_files  # a report replaces it
+    assert "events.out.tfevents.0.gptattn" in event_files  # a report replaces it
     assert names - event_files == {
         "config.yaml",
         "identity.json",
@@ -155,16 +155,16 @@ def test_every_run_has_the_same_row_of_settings_costs_and_losses(runs):
         columns, start, end = read_hparams(read_events(runs(name)), *kinds)
         types = {key: value.WhichOneof("kind") for key, value in start.hparams.items()}
         tags = [info.name.tag for info in columns.metric_infos]
-        found[name] = {info.name: info.type for info in columns.hparam_infos}, types, tags
-        assert found[name][0].keys() == types.keys()
-        first = {info.name for info in columns.hparam_infos if info.differs}
-        assert first == {"attn", "seed", "lr", "params (M)", "cache (bytes/token)"}
+        found[name] = types, tags
+        names = {info.name for info in columns.hparam_infos}
+        assert names == {"attn", "million params", "cache bytes per token", "lr", "seed"}
         costs = summary(runs(name))["metrics"]
-        assert start.hparams["params (M)"].number_value == costs["cost/params"] / 1e6
-        assert start.hparams["cache (bytes/token)"].number_value == costs["cost/kv_bytes_per_token"]
+        assert start.hparams["million params"].number_value == costs["cost/params"] / 1e6
+        cache = start.hparams["cache bytes per token"].number_value
+        assert cache == costs["cost/kv_bytes_per_token"]
         assert end.status == 1  # success
     assert found["gqa"] == found["mla"]
-    _, types, tags = found["gqa"]
+    types, tags = found["gqa"]
     assert (types["attn"], types["seed"]) == ("string_value", "number_value")
     assert {"val/loss", "perf/tokens_per_s"} < {*tags} < TRAIN_METRICS | VAL_METRICS
     assert len(tags) <= 5  # more would be hidden
