@@ -19,14 +19,6 @@ from interrupted import SIX, begun, fingerprint, once, sent
 from omegaconf import OmegaConf
 from support import Call, bpe, command, train
 
-import gptattn.training.callbacks
-
-
-def rate(_: torch.device, dtype: torch.dtype) -> float:
-    """A rate of this machine that nobody measured, which would take most of a tiny run's time."""
-    torch.randn(1024, 1024, dtype=dtype)  # a measurement's draws, which come before the run's
-    return 1e11
-
 
 def parse_once() -> Callable[[str | Path | IO[str]], Any]:
     """`OmegaConf.load`, which parses no text twice: that is a third of the time of composing."""
@@ -47,11 +39,10 @@ def parse_once() -> Callable[[str | Path | IO[str]], Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _fast() -> Iterator[None]:
-    """Runs do not wait for the disk, as no test cuts the power, and do not measure the machine."""
+    """Runs do not wait for the disk, as no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", parse_once())
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(gptattn.training.callbacks, "matmul_flops_per_second", rate)
         yield
 
 

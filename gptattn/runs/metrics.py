@@ -12,7 +12,6 @@ OF_DATA = (ACCURACY, BITS)  # a run has one of them
 TRAIN_LOSS = "train/loss"  # nats per token, the mean since the row before
 # What a run observes of its own training, also beside others. No report compares it.
 SPEED, STEP_MS = "perf/tokens_per_s", "perf/step_ms"
-MFU = "perf/mfu"  # share of the device's measured FLOP/s; None beside others
 # What is measured of a variant, in turns with others (`speeds.py`): of training, and of decoding up
 # to a full context, by one row at a time or eight.
 TRAINING_SPEED, TRAINING_MS = "speed/tokens_per_s", "speed/step_ms"

@@ -204,7 +204,7 @@ class Settings:
     """What a user can set of a run; see `conf/train.yaml`.
 
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
-    in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
+    in tokens, `log_every` in optimizer steps.
     """
 
     experiment_name: Annotated[str, Meaning.BOUND]
@@ -216,7 +216,6 @@ class Settings:
     compile: bool
     log_every: Annotated[PositiveInt, Meaning.VIEW]
     log_heads: Annotated[bool, Meaning.VIEW]
-    hang_seconds: Annotated[Annotated[float, Meta(gt=0, le=1_000_000)] | None, Meaning.VIEW]
     checkpoint: Annotated[bool, Meaning.BOUND]
     cache_dir: Annotated[str | None, Meaning.VIEW]
     allow_targets: Annotated[list[str], Meaning.BOUND]

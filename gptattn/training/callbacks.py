@@ -1,9 +1,8 @@
-"""Callbacks of a run: the step clock, rows of metrics, samples, the budget's end, and hangs.
+"""Callbacks of a run: the step clock, rows of metrics, samples, and the budget's end.
 
 Ctrl-C and other signals are handled in `checkpoints.py`, which saves the state.
 """
 
-import faulthandler
 import math
 import time
 from statistics import mean, median
@@ -16,10 +15,10 @@ from torch import Tensor
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, synchronize
-from gptattn.runs.metrics import ACCURACY, MEMORY, MFU, SPEED, STEP_MS
+from gptattn.machine.device import peak_memory_mb, synchronize
+from gptattn.runs.metrics import ACCURACY, MEMORY, SPEED, STEP_MS
 from gptattn.training.module import LanguageModel
-from gptattn.training.preflight import DTYPES, Ready
+from gptattn.training.preflight import Ready
 from gptattn.training.record import Board, MetricsFile, log_row
 
 PROMPT_TOKENS = 16  # of the held-out text's beginning, the default prompt
@@ -90,10 +89,6 @@ class MetricRows(L.Callback):
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
         self.flops_per_token = ready.cost.flops_per_token
         self.state.shared |= self.cfg.sweep.beside_others
-        self.device_flops_per_second = None  # beside others, the machine's rate is not its own
-        if not self.state.shared:
-            of_one = matmul_flops_per_second(ready.device, DTYPES[self.cfg.trainer.precision])
-            self.device_flops_per_second = self.cfg.trainer.processes * of_one
         self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -157,15 +152,8 @@ class MetricRows(L.Callback):
         self.state.last |= row
         log_row(trainer.loggers, row, trainer.global_step)
 
-    def _speed_row(self, step_seconds: float) -> dict[str, float | None]:
-        """Return tokens/s, ms per step and MFU.
-
-        An MFU above 1 becomes None: the machine was busy when its rate was measured.
-        """
-        speed, rate = self.tokens_per_step / step_seconds, self.device_flops_per_second
-        mfu = None if rate is None else speed * self.flops_per_token / rate
-        mfu = None if mfu is None or mfu > 1 else mfu
-        return {SPEED: speed, STEP_MS: 1e3 * step_seconds, MFU: mfu}
+    def _speed_row(self, step_seconds: float) -> dict[str, float]:
+        return {SPEED: self.tokens_per_step / step_seconds, STEP_MS: 1e3 * step_seconds}
 
     def _progress_row(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step
@@ -260,24 +248,3 @@ class BudgetEnd(L.Callback):
         reached = self.asked.reached(self.state.last.get(ACCURACY))
         trainer.should_stop |= progress >= 1.0 or reached
         return progress
-
-
-class Hang(L.Callback):
-    """Ends the process with exit code 1 after `limit` seconds without a batch.
-
-    It writes the stacks of all threads to stderr first. Checkpoints stay; a hung process cannot
-    save the state since the newest.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-
-    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
-
-    on_validation_batch_start = on_train_batch_start
-
-    def teardown(self, *args: Any, **kwargs: Any) -> None:
-        faulthandler.cancel_dump_traceback_later()
-
-    on_exception = teardown  # Lightning calls no teardown after an exception

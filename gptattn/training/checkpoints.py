@@ -82,6 +82,8 @@ class Checkpoints(Checkpoint):
             version, words, gauss = generators["python"]
             random.setstate((version, tuple(words), gauss))
             np.random.set_state(generators["numpy"])
+        else:
+            torch.randn(1024, 1024)  # dropout has always begun after so many draws
 
     def _note(self, signum: int, frame: object) -> None:
         if self._signum == 0:

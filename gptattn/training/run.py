@@ -309,7 +309,7 @@ def _make_trainer(
     from lightning.pytorch.strategies import DDPStrategy
 
     from gptattn.training.attention_log import AttentionLog
-    from gptattn.training.callbacks import Hang, MetricRows, Samples
+    from gptattn.training.callbacks import MetricRows, Samples
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
     from gptattn.training.console_output import ConsoleProgress
     from gptattn.training.record import Board, MetricsFile
@@ -322,8 +322,6 @@ def _make_trainer(
         progress = ConsoleProgress(ready, console, clock, samples)
         callbacks += [samples, progress, AttentionLog(ready, board)]
     callbacks += [end, Checkpoints(ready, held, clock, record)]
-    if ready.cfg.hang_seconds is not None:
-        callbacks.append(Hang(ready.cfg.hang_seconds))
 
     cfg, budget, on_cpu = ready.cfg, ready.budget, ready.device.type == "cpu"
     every = 1  # for a budget in seconds, as `BudgetEnd` says

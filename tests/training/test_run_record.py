@@ -17,7 +17,6 @@ TRAIN_METRICS = {
     "train/grad_norm",
     "perf/tokens_per_s",
     "perf/step_ms",
-    "perf/mfu",
     "perf/peak_memory_training_mb",
 }
 VAL_METRICS = {"val/loss", "val/perplexity", "val/bits_per_byte"}
@@ -106,8 +105,6 @@ def test_the_summary_ends_with_the_last_rows(run):
     for name in (VAL_METRICS | TRAIN_METRICS) - {"train/grad_norm", "perf/peak_memory_training_mb"}:
         assert metrics[name] == series(run, name)[-1][1]
     assert metrics["perf/tokens_per_s"] == pytest.approx(64 / (metrics["perf/step_ms"] / 1e3))
-    flops_per_s = metrics["perf/tokens_per_s"] * metrics["cost/flops_per_token"]
-    assert metrics["perf/mfu"] == pytest.approx(flops_per_s / 1e11)  # the rate of shared_fixtures
 
 
 def test_perplexity_and_bits_per_byte_follow_from_the_loss(run):
