@@ -29,14 +29,12 @@ def stream(
     padding: Tensor | None = None,
     vocab_size: int | None = None,
     generator: torch.Generator | None = None,
-    slide: bool = True,
 ) -> Iterator[Tensor]:
     """Yield the next ids [B, 1] after the prompts `ids` [B, T], up to `max_new_tokens` times.
 
     The first `padding[b]` ids of row b are padding: see `pad_left`. Only ids below `vocab_size`
     are sampled, for a model padded beyond its tokenizer. When the context is full, its newer half
-    is read again into a new cache and generation continues, or ends without `slide`. If a prompt is
-    longer than the context, only its end is read.
+    is read again into a new cache. If a prompt is longer than the context, only its end is read.
     """
     training = model.training
     model.eval()
@@ -46,8 +44,6 @@ def stream(
         cache, unread = None, ids[:, -model.context_length :]
         for _ in range(max_new_tokens):
             if cache is not None and cache.length + unread.shape[1] > model.context_length:
-                if not slide:
-                    return
                 cache, unread = None, ids[:, -max(1, model.context_length // 2) :]
             if cache is None:
                 left = None  # padding of the ids that are read

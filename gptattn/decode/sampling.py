@@ -1,4 +1,4 @@
-"""From logits to the next token: temperature, top-k, top-p, min-p."""
+"""From logits to the next token: temperature and top-k."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,16 +16,11 @@ class Sampling:
     """How a token is drawn.
 
     Raises ConfigError, naming the field, for an invalid value. Temperature 0 is greedy. top_k keeps
-    the k likeliest tokens; top_p the fewest likeliest tokens whose probabilities sum to at least
-    top_p (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1); min_p the tokens with at least min_p
-    times the highest probability (Nguyen et al. 2024, arXiv:2407.01082, sec. 3). They act in this
-    order.
+    the k likeliest tokens.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
     top_k: Annotated[int, Meta(ge=1)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     def __post_init__(self) -> None:
         for name, hint in list_hints(Sampling).items():
@@ -50,15 +45,6 @@ class Sampling:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
         p = logits.softmax(dim=-1)
-        if self.top_p is not None and self.top_p < 1:
-            ordered, order = p.sort(dim=-1, descending=True)
-            # A token stays while those before it sum to less than top_p, so the first always does.
-            # In float64, because a sum that rounds up to top_p too early would drop tokens.
-            before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
-            kept = ordered.masked_fill(before >= self.top_p, 0.0)
-            p = torch.zeros_like(p).scatter(1, order, kept)
-        if self.min_p is not None:
-            p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
         return p / p.sum(dim=-1, keepdim=True)
 
     def _scale(self, logits_BV: Tensor) -> Tensor:

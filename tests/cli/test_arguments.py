@@ -52,7 +52,6 @@ def test_a_mistake_names_its_argument(name, arguments, said):
 @pytest.mark.parametrize(
     ("name", "arguments", "code", "said"),
     [
-        ("generate", ["prompt=" + "Line " * 9, "full=stop"], 3, "prompt: 45 tokens"),
         ("generate", ["prompt=L", "samples=1000000000000"], 8, "memory: "),
         ("convert", ["to=gqaa"], 2, "to: gqa"),
         ("convert", ["to=gqa", "to.num_kv_heads=3"], 2, "attn.num_kv_heads: divide"),

@@ -32,8 +32,7 @@ class Arguments:
     """prompt="To be" run=outputs/..."""
 
     run: Path = option("a run folder, or one that convert made")
-    prompt: str | None = option("the text to compute attention on; prompt=- reads stdin")
-    prompt_file: Path | None = option("read the prompt from a file")
+    prompt: str = option("the text to compute attention on; prompt=- reads stdin")
     layer: int | None = option("only this layer, counted from 0; default: all")
     out: Path | None = option("default: RUN/attention; earlier maps are replaced")
     device: Accelerator = option("cpu, gpu or auto", "auto")
@@ -59,7 +58,7 @@ def run(arguments: Sequence[str]) -> None:
     """
     args = parse(Arguments, arguments)
     device = resolve_device(args.device, "device")
-    prompt = read_prompt(args.prompt, args.prompt_file)
+    prompt = read_prompt(args.prompt)
     saved = load_run(args.run, args.allow_targets)
     model, name = saved.model, args.run.resolve().name
     tokens = saved.tokenizer.encode(prompt, "prompt").astype("int64")

@@ -3,6 +3,7 @@
 It ends with tokens/s, which include reading the prompt, and the cache size.
 """
 
+import codecs
 import os
 import sys
 import time
@@ -18,8 +19,6 @@ from gptattn.cli.arguments import PACKAGES, Count, Seed, option, parse, run_scri
 from gptattn.decode.generate import stream
 from gptattn.decode.prompt import read_prompt
 from gptattn.decode.sampling import Sampling
-from gptattn.decode.text_stream import TextStream
-from gptattn.errors import ConfigError, DataError
 from gptattn.machine.console import make_printable
 from gptattn.machine.device import resolve_device, set_threads, synchronize
 from gptattn.runs.load import load_run
@@ -31,19 +30,12 @@ class Arguments:
     """prompt="To be" run=outputs/..."""
 
     run: Path = option("a run folder, or one that convert made")
-    prompt: str | None = option("text to continue; prompt=- reads stdin")
-    prompt_file: Path | None = option("read the prompt from a file")
+    prompt: str = option("text to continue; prompt=- reads stdin")
     tokens: Count = option("maximum number of new tokens", 200)
     temperature: float = option("0 is greedy", 0.8)
     top_k: int | None = option("keep the N most likely tokens")
-    top_p: float | None = option("keep the fewest tokens with total probability P")
-    min_p: float | None = option("keep tokens at least P times as likely as the top one")
-    stop: str | None = option("stop at this text")
     samples: Count = option("number of texts, generated as a batch", 1)
     seed: Seed = option("the same seed gives the same text", 1)
-    full: Literal["slide", "stop"] = option(
-        "when the context is full: slide (keep the newer half and read it again) or stop", "slide"
-    )
     device: Accelerator = option("cpu, gpu or auto", "auto")
     dtype: Literal["float32", "bfloat16"] = option(
         "bfloat16: half the bytes to read, so up to twice as fast on a processor with "
@@ -55,27 +47,17 @@ class Arguments:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Stream the first sample, then print the others; speed and cache size go to stderr.
-
-    Raises ConfigError if no prompt is given, or in more than one way.
-    """
+    """Stream the first sample, then print the others; speed and cache size go to stderr."""
     args = parse(Arguments, arguments)
-    if args.stop == "":
-        raise ConfigError("stop", "is empty; give a text, or leave it out")
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p)
+    sampling = Sampling(args.temperature, args.top_k)
     # Large tensors in huge pages make decoding with GPT-2 small a tenth faster (docs/decoding.md).
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
-    prompt = read_prompt(args.prompt, args.prompt_file)
+    prompt = read_prompt(args.prompt)
     saved = load_run(args.run, args.allow_targets)
     model = saved.model.to(device, torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
-    context = model.context_length
     ids = torch.from_numpy(saved.tokenizer.encode(prompt, "prompt").astype("int64")).to(device)
-    if args.full == "stop" and len(ids) > context:
-        raise DataError(
-            "prompt", f"has {len(ids)} tokens, more than the context of {context}; shorten it"
-        )
     new = stream(
         model,
         ids.repeat(args.samples, 1),
@@ -83,28 +65,24 @@ def run(arguments: Sequence[str]) -> None:
         sampling,
         vocab_size=saved.tokenizer.vocab_size,
         generator=torch.Generator(device).manual_seed(args.seed),
-        slide=args.full == "slide",
     )
-    samples = [TextStream(saved.tokenizer, args.stop) for _ in range(args.samples)]
+    tokenizer, made = saved.tokenizer, list[torch.Tensor]()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # waits for a character's last byte
     start = time.perf_counter()
     print(make_printable(prompt), end="", flush=True)
-    steps = 0
     for step in new:
-        steps += 1
-        new_text = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
-        print(make_printable(new_text[0]), end="", flush=True)
-        if all(sample.done for sample in samples):
-            break
+        made.append(step)
+        new_text = decoder.decode(tokenizer.to_bytes(step[0].cpu().numpy()))
+        print(make_printable(new_text), end="", flush=True)
     synchronize(device)
     seconds = time.perf_counter() - start
-    ends = [sample.end() for sample in samples]
-    print(make_printable(ends[0]), end="")
-    for sample in samples[1:]:
-        print(make_printable(f"\n---\n{prompt}{sample.emitted}"), end="")
-    capacity = min(context, len(ids) + args.tokens)
+    print(make_printable(decoder.decode(b"", final=True)), end="")
+    for sample in torch.cat(made, dim=1)[1:].cpu().numpy():
+        print(make_printable(f"\n---\n{prompt}{tokenizer.decode(sample)}"), end="")
+    capacity = min(model.context_length, len(ids) + args.tokens)
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
     how = saved.cfg.variant + " in bfloat16" * (args.dtype == "bfloat16")
-    speed = f"{steps * args.samples / seconds:,.0f} tokens/s, {how}"
+    speed = f"{args.tokens * args.samples / seconds:,.0f} tokens/s, {how}"
     cache = f"cache {held / capacity:,.0f} bytes per token, "
     cache += f"{held * args.samples:,} for {args.samples} x {capacity} tokens"
     if not all(block.attention.decodes_from_cache for block in model.layers()):
