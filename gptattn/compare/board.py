@@ -139,7 +139,7 @@ def _write_columns(comparison: Comparison) -> None:
     known = [run.hyperparameters for run in runs.values()]
 
     def count(*names: str) -> int:
-        return len({tuple(map(one.get, names)) for one in known})
+        return len({tuple(str(one.get(name)) for name in names) for one in known})
 
     names = [name for name in known[0] if name in FIRST_COLUMNS or count(name) > 1]
     if count("attn", "attn_settings") == count("attn"):

@@ -401,7 +401,7 @@ def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> No
             axes.plot(x.mean, run.metrics[value], "_", color=colour, markersize=9, alpha=0.6)
         return
     bars = {"xerr": _bars(x), "yerr": _bars(row.metrics[value])}
-    axes.errorbar(x.mean, row.metrics[value].mean, **bars, color=colour, elinewidth=1, capsize=2)
+    axes.errorbar(x.mean, row.metrics[value].mean, **bars, color=colour, elinewidth=1.2, capsize=2)
 
 
 def _bars(estimate: Estimate) -> float | None:

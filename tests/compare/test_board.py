@@ -1,12 +1,17 @@
 """TensorBoard shows a comparison as a run of its own, and its runs with the columns that vary."""
 
+import json
+import re
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 from reporting import LOSSES, report
 from runfolders import write_run, write_sweep
 from tbevents import read_charts, read_events, read_hparams, read_line
+
+from gptattn.compare.board import describe_board
 
 SPEEDS = {"speed/tokens_per_s": 1234.0, "speed/decode_tokens_per_s": 56.0}
 
@@ -107,3 +112,21 @@ def test_the_band_of_two_seeds_is_these_seeds(tmp_path, capsys):
     ends = {tag: read_line(events, tag)[-1][1] for tag in events.Tags()["tensors"]}
     base = "by_variant/val_loss"
     assert ends == pytest.approx({base: 2.1, f"{base}_low": 2.0, f"{base}_high": 2.2})
+
+
+def test_the_address_pins_cards_that_exist_and_colours_runs_by_variant(sweep):
+    _, address = describe_board(sweep).splitlines()
+    query = parse_qs(urlsplit(address).query, strict_parsing=True)
+    cards = json.loads(query["pinnedCards"][0])
+    images = read_events(sweep / "comparison").Tags()["images"]
+    assert {card["tag"] for card in cards if "runId" in card} - {"comparison/pareto_training"} <= {
+        *images
+    }
+    assert [card["tag"] for card in cards if "runId" not in card] == [
+        *("val/loss", "perf/tokens_per_s")
+    ]
+    kind, _, pattern = query["runColorGroup"][0].partition(":")
+    assert kind == "regex"
+    names = ("gqa_s1_0a1b2c", "comparison/gqa", "kv/gqa_s12_ffffff", "gqa_s1+lr-1_0a1b2c", "mha")
+    found = [re.search(pattern, name).groups() for name in names]
+    assert found == [*[("gqa", None)] * 3, ("gqa", "+lr-1"), ("mha", None)]

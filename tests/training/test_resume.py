@@ -36,7 +36,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(how, tmp_path, monkeypatch):
     assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
     # TensorBoard shows each point once.
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    for tag in ("train/loss", "val/loss", "cost/params"):
+    for tag in ("train/loss", "val/loss"):
         shown = [event.step for event in events.Scalars(tag)]
         assert shown == [step for step, _ in series(run, tag)]
 
