@@ -1,12 +1,7 @@
 """Attention weights as colours and cells."""
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
-
-# For all weights of a page: base64 adds a third, so it stays below 10 MB.
-MAX_BYTES = 7_000_000
 
 
 def draw_heads(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArray[np.uint8]:
@@ -31,31 +26,10 @@ def map_to_viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
     return colormaps["viridis"](value, bytes=True)[..., :3]
 
 
-def choose_cell_side(tokens: int, maps: int) -> int:
-    """Return the smallest cell side, in tokens, at which `maps` maps fit in MAX_BYTES."""
-    side = 1
-    while maps * math.comb(math.ceil(tokens / side) + 1, 2) > MAX_BYTES:
-        side += 1
-    return side
-
-
-def keep_largest(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.floating]:
-    """Return the largest weight of each side x side square [H, n, n], n = T / side rounded up.
-
-    A mean would hide a single large weight in a square.
-    """
-    H, T, _ = w_HTS.shape
-    n = math.ceil(T / side)
-    room = n * side - T
-    padded_HTS = np.pad(w_HTS, ((0, 0), (0, room), (0, room)))
-    return padded_HTS.reshape(H, n, side, n, side).max(axis=(2, 4))
-
-
-def pack_cells(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.uint8]:
-    """Return the lower triangle of the cells, row by row [H, n (n + 1) / 2], as 255 * sqrt(weight).
+def pack_cells(w_HTS: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """Return the lower triangle of the weights, row by row [H, T (T + 1) / 2], as 255 * sqrt.
 
     Rounding changes a weight by at most 0.004, and a small weight by less.
     """
-    cells_HNN = keep_largest(w_HTS, side)
-    scaled_HNN = np.rint(255 * np.sqrt(cells_HNN.clip(0, 1))).astype(np.uint8)
-    return scaled_HNN[:, *np.tril_indices(cells_HNN.shape[1])]
+    scaled_HTS = np.rint(255 * np.sqrt(w_HTS.clip(0, 1))).astype(np.uint8)
+    return scaled_HTS[:, *np.tril_indices(w_HTS.shape[1])]

@@ -14,11 +14,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from gptattn.maps.heatmap import keep_largest
 from gptattn.maps.labels import name_code_point, shorten
 
 COLUMNS = 4  # panels side by side
-CELLS = 520  # most cells along a panel's side: one per dot at 150 dots per inch
 MIN, MAX = 2.3, 5.2  # limits of a panel's side in inches
 PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
@@ -33,8 +31,7 @@ def draw_layer(
     """Return a PNG of one layer's weights [H, T, T]: a panel per head, rows queries, columns keys.
 
     Keys that a query cannot see are white; colour shows the square root of the weight. If the axes
-    are too short for every label, they show every n-th with the token's number. Beyond CELLS
-    tokens, a cell shows the largest weight of several.
+    are too short for every label, they show every n-th with the token's number.
     """
     H, T, _ = w_HTS.shape
     columns, rows = min(H, COLUMNS), math.ceil(H / COLUMNS)
@@ -46,13 +43,7 @@ def draw_layer(
     names = [_spell_missing(shorten(labels[i])) for i in shown]
     if every > 1:
         names = [f"{i} {name}" for i, name in zip(shown, names, strict=True)]
-    together = math.ceil(T / CELLS)
-    cells_HNN = keep_largest(w_HTS, together)
-    n = cells_HNN.shape[1]
-    cells_HNN = np.where(np.tri(n, dtype=bool), cells_HNN, np.nan)
-    end = n * together - 0.5  # in tokens, as the ticks are
-    if together > 1:
-        title = f"{title} (largest weight of each {together} by {together} tokens)"
+    seen_HTS = np.where(np.tri(T, dtype=bool), w_HTS, np.nan)
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height))
         figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
@@ -63,8 +54,7 @@ def draw_layer(
             left = LABELS + column * (side + GAP)
             bottom = height - TOP - side - row * (side + GAP)
             axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
-            extent = (-0.5, end, end, -0.5)
-            axes.imshow(cells_HNN[head], colours.cmap, norm, extent=extent)
+            axes.imshow(seen_HTS[head], colours.cmap, norm)
             axes.set_title(titles[head], fontsize=8, pad=4)
             last = head + COLUMNS >= H  # the lowest panel of its column
             axes.set_xticks(shown if last else [], names if last else [], rotation=90)

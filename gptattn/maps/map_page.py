@@ -26,7 +26,6 @@ class Layer:
 
 def render_page(
     layers: Sequence[Layer],
-    side: int,
     *,
     run: str,
     variant: str,
@@ -36,8 +35,7 @@ def render_page(
 ) -> str:
     """Return the page's HTML.
 
-    `side` is the value with which the layers were packed, `labels` has one per token, and `even`
-    are entropy and sink of uniform attention over as many tokens.
+    `labels` has one per token, and `even` are entropy and sink of uniform attention over as many.
     """
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     return fill_template(
@@ -50,11 +48,9 @@ def render_page(
         tokens=len(labels),
         even=even,
         layers=layers,
-        side=side,
         script=Markup(script),
         data={
             "labels": list(labels),
-            "side": side,
             "colours": _encode(map_to_viridis(np.arange(256) / 255)),
             "layers": [
                 {"number": layer.number, "heads": [_encode(cells_N) for cells_N in layer.cells_HN]}

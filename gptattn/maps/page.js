@@ -2,8 +2,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const colours = bytes(data.colours);
-const { labels, side } = data;
-const n = Math.ceil(labels.length / side); // cells in a row
+const { labels } = data;
+const n = labels.length; // cells in a row
 const map = document.getElementById("map");
 let chosen = null; // { button, cells, image }
 let row = n - 1;
@@ -51,12 +51,8 @@ function widestLabel() {
 
 const cellsOf = (button) => bytes(data.layers[button.dataset.layer].heads[button.dataset.head]);
 
-/** Names a cell: "the" (17), or for several tokens "the … cat" (16 to 19). */
-function named(cell) {
-  const first = cell * side;
-  const last = Math.min(first + side, labels.length) - 1;
-  return first === last ? `“${labels[first]}” (${first})` : `“${labels[first]} … ${labels[last]}” (${first} to ${last})`;
-}
+/** Names a token: "the" (17). */
+const named = (token) => `“${labels[token]}” (${token})`;
 
 function choose(button) {
   if (chosen) chosen.button.setAttribute("aria-pressed", "false");
@@ -108,10 +104,9 @@ function axes(context, cell, size, margin, style) {
   context.textBaseline = "middle";
   context.textAlign = "right";
   const text = (at, mark) => {
-    const token = at * side;
     context.fillStyle = style.getPropertyValue(mark ? "--mark" : "--text");
-    const label = short(labels[token]);
-    return every > 1 || side > 1 ? `${token} ${label}` : label;
+    const label = short(labels[at]);
+    return every > 1 ? `${at} ${label}` : label;
   };
   const near = (at, marked) => at !== marked && Math.abs(at - marked) < every;
   const cells = [...Array(n).keys()];
@@ -131,9 +126,8 @@ function axes(context, cell, size, margin, style) {
 function point(i, j) {
   row = Math.min(Math.max(i, 0), n - 1);
   column = Math.min(Math.max(j, 0), row);
-  const most = side > 1 ? "at most " : "";
   const w = weight(chosen.cells, row, column);
-  document.getElementById("pair").textContent = `${named(row)} attends to ${named(column)}: ${w < 0.001 ? "" : most}${number(w)}`;
+  document.getElementById("pair").textContent = `${named(row)} attends to ${named(column)}: ${number(w)}`;
   const order = [...Array(row + 1).keys()].sort((a, b) => weight(chosen.cells, row, b) - weight(chosen.cells, row, a));
   const lines = order.slice(0, 5).map((at) => {
     const line = document.createElement("tr");

@@ -6,12 +6,11 @@ import json
 import re
 
 import numpy as np
-import pytest
 from matplotlib.image import imread
 
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.maps import layer_picture as figure
-from gptattn.maps.heatmap import choose_cell_side, pack_cells
+from gptattn.maps.heatmap import pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
 from gptattn.maps.map_page import Layer, render_page
@@ -44,23 +43,6 @@ def test_nothing_invisible_or_turning_is_left():
     assert shorten("x" * 13) == "x" * 11 + "…"
 
 
-@pytest.mark.parametrize(("T", "side"), [(7, 1), (7, 3), (7, 10)])
-def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T, side):
-    w_HTS = causal(3, T)
-    n = -(-T // side)
-    cells_HN = pack_cells(w_HTS, side)
-    assert cells_HN.shape == (3, n * (n + 1) // 2)
-    for head in range(3):
-        at = 0
-        for i in range(n):
-            for j in range(i + 1):
-                square = w_HTS[head, i * side : (i + 1) * side, j * side : (j + 1) * side]
-                assert (cells_HN[head, at] / 255) ** 2 == pytest.approx(square.max(), abs=0.004)
-                at += 1
-    # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
-    assert (choose_cell_side(1024, 12), choose_cell_side(1024, 144)) == (1, 4)
-
-
 def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ...]:
     """Return the colour at a place in the first panel, given in tokens from its corner."""
     side = figure.MIN
@@ -84,13 +66,13 @@ def test_any_text_can_stand_in_a_picture():
     assert png.startswith(b"\x89PNG")
 
 
-def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> str:
+def page(w_LHTS: np.ndarray, labels: list[str]) -> str:
     layers = [
-        Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), pack_cells(w_HTS, side))
+        Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), pack_cells(w_HTS))
         for number, w_HTS in enumerate(w_LHTS)
     ]
     words = {"run": HOSTILE, "variant": "mha", "prompt": HOSTILE}
-    return render_page(layers, side, **words, labels=labels, even=(1.25, 0.5))
+    return render_page(layers, **words, labels=labels, even=(1.25, 0.5))
 
 
 def scripts(text: str) -> list[tuple[str, str]]:
@@ -104,7 +86,6 @@ def test_the_page_holds_every_weight_and_label():
     text = page(w_LHTS, labels)
     data = json.loads(scripts(text)[0][1])
     assert data["labels"] == labels
-    assert data["side"] == 1
     for layer, w_HTS in zip(data["layers"], w_LHTS, strict=True):
         for packed, w_TS in zip(layer["heads"], w_HTS, strict=True):
             cells = np.frombuffer(base64.b64decode(packed), dtype=np.uint8)

@@ -18,13 +18,15 @@ from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.maps.head_statistics import even_weights, measure_heads
-from gptattn.maps.heatmap import choose_cell_side, pack_cells
+from gptattn.maps.heatmap import pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
 from gptattn.maps.map_page import Layer, render_page
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import SavedRun, load_run
+from gptattn.runs.load import load_run
 from gptattn.settings.config import Accelerator
+
+MAX_TOKENS = 512  # of a prompt: the page of GPT-2 small, with 144 heads, then has 25 MB
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,9 @@ class Arguments:
 
     run: Path = option("a run folder, or one that convert made")
     prompt: str = option("the text to compute attention on; prompt=- reads stdin")
-    layer: int | None = option("only this layer, counted from 0; default: all")
     out: Path | None = option("default: RUN/attention; earlier maps are replaced")
     device: Accelerator = option("cpu, gpu or auto", "auto")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
-
-
-def choose_layers(saved: SavedRun, layer: int | None) -> list[int]:
-    """Return the layers to draw: `layer`, or all with attention weights. Raises ConfigError."""
-    with_maps = saved.model.layers_with_maps()
-    if not with_maps:
-        raise ConfigError(
-            "run", f"attn={saved.cfg.variant} has no attention weights to show; give another run"
-        )
-    if layer not in (None, *with_maps):
-        raise ConfigError("layer", f"{layer} has no attention weights; give one of {with_maps}")
-    return with_maps if layer is None else [layer]
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -62,13 +51,14 @@ def run(arguments: Sequence[str]) -> None:
     saved = load_run(args.run, args.allow_targets)
     model, name = saved.model, args.run.resolve().name
     tokens = saved.tokenizer.encode(prompt, "prompt").astype("int64")
-    if len(tokens) > model.context_length:
-        most = f"more than the context of {model.context_length}; shorten it"
-        raise DataError("prompt", f"has {len(tokens)} tokens, {most}")
+    if not model.layers_with_maps():
+        raise ConfigError(
+            "run", f"attn={saved.cfg.variant} has no attention weights to show; give another run"
+        )
+    most = min(model.context_length, MAX_TOKENS)
+    if len(tokens) > most:
+        raise DataError("prompt", f"has {len(tokens)} tokens, more than {most}; shorten it")
     labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
-    chosen = choose_layers(saved, args.layer)
-    heads = {layer: w_BHTS.shape[1] for layer, w_BHTS in model.each_attention(ids[:, :1])}
-    side = choose_cell_side(len(labels), sum(heads[layer] for layer in chosen))
 
     out = args.out or RunFolder(args.run).maps
     with disk_errors(out, "out"):
@@ -82,15 +72,13 @@ def run(arguments: Sequence[str]) -> None:
         print(f"written: {out / file_name}", flush=True)
 
     for number, w_BHTS in model.to(device).each_attention(ids.to(device)):
-        if number not in chosen:
-            continue
         if not torch.isfinite(w_BHTS).all():
             raise NumericError(
                 "run", f"{saved.source}: NaN or infinity in layer {number}; give another run"
             )
         entropy_H, sink_H = (value_H.tolist() for value_H in measure_heads(w_BHTS))
         w_HTS = w_BHTS[0].float().cpu().numpy()
-        layers.append(Layer(number, entropy_H, sink_H, pack_cells(w_HTS, side)))
+        layers.append(Layer(number, entropy_H, sink_H, pack_cells(w_HTS)))
         titles = [
             f"head {head}: {e:.3f} nats, sink {s:.3f}"
             for head, (e, s) in enumerate(zip(entropy_H, sink_H, strict=True))
@@ -102,7 +90,6 @@ def run(arguments: Sequence[str]) -> None:
     even = entropy_1.item(), sink_1.item()
     page = render_page(
         layers,
-        side,
         run=name,
         variant=saved.cfg.variant,
         prompt=prompt,
