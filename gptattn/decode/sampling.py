@@ -44,8 +44,7 @@ class Sampling:
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
-        p = logits.softmax(dim=-1)
-        return p / p.sum(dim=-1, keepdim=True)
+        return logits.softmax(dim=-1)
 
     def _scale(self, logits_BV: Tensor) -> Tensor:
         """Return the logits over the temperature, if that is above 0, in float32 or a wider type.

@@ -8,7 +8,6 @@ import torch
 
 from gptattn.build.model import build_model
 from gptattn.machine.ending import run_command
-from gptattn.model.cost import measure_cost
 from gptattn.position.base import Documents
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
@@ -50,7 +49,6 @@ def check(overrides: Sequence[str]) -> None:
         "contract": _check_contract,
         "saving": _check_saving,
         "documents": _check_documents,
-        "costs": _list_costs,
     }
     for name, run_check in checks.items():
         try:
@@ -98,17 +96,6 @@ def _check_documents(cfg: TrainConfig) -> Iterator[str]:
                 "keeps_documents = False",
             )
     yield "documents in one row do not see each other"
-
-
-def _list_costs(cfg: TrainConfig) -> Iterator[str]:
-    with torch.device("meta"):
-        cost = measure_cost(build_model(cfg, 256))
-    yield f"{cost.params:,} parameters, {cost.params_attention:,} of them in attention"
-    yield f"{cost.flops_per_token * 1e-6:,.2f} MFLOPs per token in training"
-    if cost.kv_bytes_per_token is None:
-        yield "no cache: each new token reads the whole text again"
-    else:
-        yield f"{cost.kv_bytes_per_token:,.0f} bytes of cache per token"
 
 
 def _build_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
