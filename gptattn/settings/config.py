@@ -221,7 +221,7 @@ class Settings:
     allow_targets: Annotated[list[str], Meaning.BOUND]
     init_from: Annotated[str | None, Meaning.BOUND]
     init_method: InitMethod
-    match: Literal["none", "params", "flops", "kv_cache"]
+    match: Literal["none", "params", "flops"]
     match_to: str
     attn: Spec
     pattern: list[str] | None
@@ -344,7 +344,7 @@ def check(cfg: TrainConfig) -> None:
             f"the {names} layers of {cfg.choices['attn']} do not fit model.num_layers={layers}; "
             f"give model.num_layers={names} or more",
         )
-    if cfg.match in ("params", "flops") and (cfg.model.mlp == "none" or cfg.init_from is not None):
+    if cfg.match != "none" and (cfg.model.mlp == "none" or cfg.init_from is not None):
         fixes = "model.mlp=none" if cfg.model.mlp == "none" else "init_from"
         raise ConfigError(
             "match",

@@ -65,12 +65,6 @@ def test_an_override_of_the_variant_is_not_one_of_the_reference():
     assert cfg.model.d_mlp == 64 + round(136 / 33)
 
 
-def test_the_cache_is_matched_by_key_value_heads():
-    cfg = tiny("attn=gqa", "match=kv_cache", "match_to=mqa")
-    # A key and a value of 4 float32 numbers.
-    assert (cfg.attn["num_kv_heads"], cost(cfg).kv_bytes_per_token) == (1, 2 * 4 * 4)
-
-
 def test_no_width_that_is_near_enough_is_an_error():
     # Without the MLP's width to take from, MHA keeps its 3 further heads of keys and values:
     # 2 * (16 * 12 + 12) = 408 parameters more than MQA's 5,177.
@@ -78,10 +72,9 @@ def test_no_width_that_is_near_enough_is_an_error():
         tiny("model.d_mlp=1", "attn=mha", "match=params", "match_to=mqa")
 
 
-@pytest.mark.parametrize("how", ["match=params", "match=kv_cache match_to=gqa"])
-def test_a_match_that_is_made_stays_as_it_is(how):
+def test_a_match_that_is_made_stays_as_it_is():
     # A resumed run matches the settings in its config.yaml, which are matched already.
-    cfg = tiny("attn=gqa", "attn.num_kv_heads=1", *how.split())
+    cfg = tiny("attn=gqa", "attn.num_kv_heads=1", "match=params")
     made = apply_match(cfg, 256)
     assert made.match_made["before"] != made.match_made["after"]
     assert apply_match(made, 256) == made
@@ -92,15 +85,6 @@ def test_parts_windows_and_patterns_are_matched_to_the_plain_variant_in_their_bl
     plain = ("model=nano", "block=llama")
     flops = cost(matched(*plain, own, "match=flops")).flops_per_token
     assert flops == pytest.approx(cost_of_mha(*plain).flops_per_token, rel=1e-3)
-
-
-def test_a_cache_out_of_reach_names_the_nearest():
-    # Per token of a context of 16, with 4 heads, G key/value heads of 4 numbers, a number for each
-    # head and a window of W: 4 * (8 * G + 4) * W / 16 bytes, so 14 * G + 7 with W = 7, and 9 * W
-    # with G = 4. MQA has 4 * 8 = 32.
-    own = ["attn=gqa", "part=[forget]", "attn.num_kv_heads=4", "attn.window=7"]
-    with refuses("match: 35 with num_kv_heads=2 and 36 with window=4"):
-        tiny(*own, "match=kv_cache", "match_to=mqa")
 
 
 def test_what_was_matched_is_printed_logged_and_in_the_summary(tmp_path, capfd):
