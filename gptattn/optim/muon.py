@@ -1,10 +1,11 @@
 """Muon: orthogonalised momentum.
 
-An iteration, Polar Express, brings the singular values near 1 and keeps the singular vectors.
+Two published iterations bring the singular values near 1 and keep the singular vectors.
 """
 
 from collections import defaultdict
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from msgspec import Meta
@@ -12,8 +13,11 @@ from torch import Tensor
 
 from gptattn.optim.matrix_rule import MatrixRule, State
 
+Iteration = Literal["polar_express", "newton_schulz"]
 Quintic = tuple[float, float, float]  # s -> a s + b s^3 + c s^5
 
+# Jordan et al. 2024, Muon: the same at each step. Values between 0.7 and 1.2, after five.
+NEWTON_SCHULZ: Quintic = (3.4445, -4.7750, 2.0315)
 # Amsel et al. 2025, arXiv:2505.16932, listing 2: the best for singular values from 1e-3 to 1. The
 # last one repeats.
 POLAR_EXPRESS: tuple[Quintic, ...] = (
@@ -44,10 +48,10 @@ class Muon(MatrixRule):
     fewer than five steps; AdamW's have about 0.2, so that one learning rate suits both. Matrices of
     one shape, or its transpose, are computed together.
 
-    `steps` steps bring the singular values near 1, in float32 or the weights' wider format; the
-    sources use bfloat16.
+    `steps` steps of `iteration` bring the singular values near 1, in float32 or the weights' wider
+    format; the sources use bfloat16.
 
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the iteration: Amsel et
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; polar_express: Amsel et
     al. 2025, arXiv:2505.16932, listing 2; the scale: Liu et al. 2025, arXiv:2502.16982, sec. 2.2.
     """
 
@@ -56,10 +60,11 @@ class Muon(MatrixRule):
         momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.95,
         nesterov: bool = True,
         rms: Annotated[float, Meta(gt=0)] = 0.2,
+        iteration: Iteration = "polar_express",
         steps: Annotated[int, Meta(ge=1, le=MAX_STEPS)] = 5,
     ) -> None:
         self.momentum, self.nesterov, self.rms = momentum, nesterov, rms
-        self._polynomials = choose_polynomials(steps)
+        self._polynomials = choose_polynomials(iteration, steps)
 
     def new_state(self, matrix: Tensor) -> State:
         return {"momentum": torch.zeros_like(matrix)}
@@ -94,32 +99,42 @@ class Muon(MatrixRule):
         return compute_polar_factor(wide_NPQ, self._polynomials)
 
 
-def choose_polynomials(steps: int) -> tuple[Quintic, ...]:
-    """Return the published polynomials for this many steps, one for each."""
+@dataclass(frozen=True)
+class Polynomials:
+    """One polynomial per step, for a matrix that is first divided by margin * norm + EPS."""
+
+    quintics: tuple[Quintic, ...]
+    margin: float
+
+
+def choose_polynomials(iteration: Iteration, steps: int) -> Polynomials:
+    """Return the published polynomials for this many steps."""
+    if iteration == "newton_schulz":
+        return Polynomials((NEWTON_SCHULZ,) * steps, 1.0)
     *first, last = POLAR_EXPRESS
     safe = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in first]
-    return (*safe, *[last] * steps)[:steps]
+    return Polynomials((*safe, *[last] * steps)[:steps], SAFETY)
 
 
-def compute_polar_factor(x_NPQ: Tensor, polynomials: tuple[Quintic, ...]) -> Tensor:
+def compute_polar_factor(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
     """Return about U V^T for each matrix U S V^T: [N, P, Q] -> [N, P, Q], with P <= Q."""
-    x = x_NPQ / _bound_norm(x_NPQ)
-    for a, b, c in polynomials:
+    x = x_NPQ / _bound_norm(x_NPQ, polynomials)
+    for a, b, c in polynomials.quintics:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 
-def compute_whitener(x_NPQ: Tensor, polynomials: tuple[Quintic, ...]) -> Tensor:
+def compute_whitener(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
     """Return W [N, P, P] of which W x is `compute_polar_factor(x)`.
 
     All products are of [P, P] but the first, so for P well below Q it takes less work. Singular
     values below 1e-4 of the largest are lost in float32, since it works with their squares. Give at
     most MAX_STEPS there.
     """
-    scale = _bound_norm(x_NPQ)
+    scale = _bound_norm(x_NPQ, polynomials)
     x = x_NPQ / scale
-    first, *later = polynomials
+    first, *later = polynomials.quintics
     gram = x @ x.mT
     total = factor = _compute_factor(gram, first)
     for quintic in later:
@@ -137,6 +152,6 @@ def _compute_factor(gram: Tensor, quintic: Quintic) -> Tensor:
     return factor
 
 
-def _bound_norm(x_NPQ: Tensor) -> Tensor:
+def _bound_norm(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
     """Return a bound [N, 1, 1] on the largest singular value."""
-    return x_NPQ.norm(dim=(-2, -1), keepdim=True) * SAFETY + EPS
+    return x_NPQ.norm(dim=(-2, -1), keepdim=True) * polynomials.margin + EPS

@@ -55,6 +55,11 @@ def iterate(x: Tensor, coefficients: Sequence[tuple[float, float, float]]) -> Te
     return x
 
 
+def jordan(x: Tensor, steps: int) -> Tensor:
+    """Newton-Schulz as https://kellerjordan.github.io/posts/muon has it, but for bfloat16."""
+    return iterate(x / (x.norm() + 1e-7), [(3.4445, -4.7750, 2.0315)] * steps)
+
+
 def amsel(x: Tensor, steps: int) -> Tensor:
     """Polar Express as listing 2 of arXiv:2505.16932 has it, but for bfloat16."""
     listed = [
@@ -72,20 +77,24 @@ def amsel(x: Tensor, steps: int) -> Tensor:
     return iterate(x, safe[:steps] + [safe[-1]] * (steps - len(safe)))
 
 
+@pytest.mark.parametrize(
+    ("iteration", "published"), [("newton_schulz", jordan), ("polar_express", amsel)]
+)
 @pytest.mark.parametrize("steps", [1, 5, 8, 10])
-def test_each_number_of_steps_is_the_published_one(steps):
+def test_each_number_of_steps_is_the_published_one(iteration, published, steps):
     # Small, so that the 1e-7 beside the norm shows.
     x = 1e-5 * torch.randn(3, 4, 9, dtype=torch.float64)
-    polynomials = choose_polynomials(steps)
-    expected = torch.stack([amsel(one, steps) for one in x])
+    polynomials = choose_polynomials(iteration, steps)
+    expected = torch.stack([published(one, steps) for one in x])
     torch.testing.assert_close(compute_polar_factor(x, polynomials), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(compute_whitener(x, polynomials) @ x, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("iteration", ["polar_express", "newton_schulz"])
 @pytest.mark.parametrize("rank", [1, 29])
-def test_in_float32_the_most_steps_keep_a_low_rank(rank):
+def test_in_float32_the_most_steps_keep_a_low_rank(iteration, rank):
     wide, narrow = torch.randn(3, rank, 131).double(), torch.randn(3, 31, rank).double()
-    x, polynomials = narrow @ wide, choose_polynomials(MAX_STEPS)
+    x, polynomials = narrow @ wide, choose_polynomials(iteration, MAX_STEPS)
     exact, single = compute_polar_factor(x, polynomials), x.float()
     for y in (
         compute_polar_factor(single, polynomials),
@@ -95,25 +104,19 @@ def test_in_float32_the_most_steps_keep_a_low_rank(rank):
 
 
 def test_a_matrix_of_zeros_stays_one():
-    x, polynomials = torch.zeros(2, 3, 8), choose_polynomials(5)
+    x, polynomials = torch.zeros(2, 3, 8), choose_polynomials("polar_express", 5)
     assert torch.equal(compute_polar_factor(x, polynomials), x)
     assert torch.equal(compute_whitener(x, polynomials) @ x, x)
 
 
-def test_it_is_torchs_muon_with_an_iteration_that_converges_up_to_its_rounding_to_bfloat16():
+def test_with_five_newton_schulz_steps_it_is_torchs_muon_up_to_its_rounding_to_bfloat16():
     ours, theirs = ([nn.Parameter(x.float()) for x in drawn()] for _ in range(2))
     for a, b in zip(ours, theirs, strict=True):
         b.data.copy_(a.data)
     reference = torch.optim.Muon(
-        theirs,
-        lr=0.1,
-        weight_decay=0.5,
-        momentum=0.9,
-        adjust_lr_fn="match_rms_adamw",
-        ns_coefficients=(1.875, -1.25, 0.375),
-        ns_steps=20,
+        theirs, lr=0.1, weight_decay=0.5, momentum=0.9, adjust_lr_fn="match_rms_adamw"
     )
-    rule = Muon(momentum=0.9, steps=7)
+    rule = Muon(momentum=0.9, iteration="newton_schulz")
     optimizer = CombinedAdamW([{"params": ours, "by_rule": True}], rule, lr=0.1, weight_decay=0.5)
     start = [p.detach().clone() for p in ours]
     for _ in range(2):
