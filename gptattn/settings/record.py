@@ -1,4 +1,4 @@
-"""Completes the settings that a run recorded with those that are newer than it."""
+"""Brings the settings that a run recorded to those of today."""
 
 from copy import deepcopy
 from dataclasses import is_dataclass
@@ -9,12 +9,16 @@ from typing import Any, get_origin
 from gptattn.settings.config import Settings, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
+FORMER = ("hang_seconds",)  # settings that are gone, and changed no result
+
 
 def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:
-    """Give a run's record the defaults of the settings that are newer than it.
+    """Give a run's record the defaults of newer settings, and leave out FORMER ones.
 
     It must have each table of `conf/train.yaml`.
     """
+    for name in () if path else FORMER:
+        node.pop(name, None)
     for name, hint in list_hints(kind).items():
         below, type_ = node.get(name), bare(hint)
         if is_dataclass(type_):
