@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from gptattn.compare.comparison import Comparison
 from gptattn.compare.curves import Curves, average_rows, choose_curves
-from gptattn.compare.table import Table, section_table, warning_lines
+from gptattn.compare.table import Table, section_table
 from gptattn.errors import DiskError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import (
@@ -75,9 +75,9 @@ def write_board(
     rows: dict[str, list[tuple[Any, int]]] = {}
     for section in comparison.sections:
         table, group = section_table(section), f"{section.title}/" if section.title else ""
-        words = _list_points([*table.words, *table.notes])
+        words = [*table.words, *table.notes, *section.warnings, *comparison.warnings]
         shown.append(text_pb(f"comparison/{group}table", _split(table)))
-        shown.append(text_pb(f"comparison/{group}words", words))
+        shown.append(text_pb(f"comparison/{group}words", "- " + "\n- ".join(words)))
 
         kind = choose_curves(section, curves)
         loss = {"val": LOSS, "train": TRAIN_LOSS}[kind]
@@ -89,13 +89,12 @@ def write_board(
             low, high = band.low, band.high
             if low is None or high is None:  # few seeds: these
                 low, high = band.seeds.min(axis=0), band.seeds.max(axis=0)
-            rows.setdefault(row.replace("/", "_")[:MAX_NAME], []).extend(
+            folder = row.replace("/", "_").strip(" .")[:MAX_NAME] or "_"
+            rows.setdefault(folder, []).extend(
                 (scalar_pb(name, value), round(step))
                 for name, line in zip(series.values(), (band.mean, low, high), strict=True)
                 for step, value in zip(band.x, line, strict=True)
             )
-    if warnings := warning_lines(comparison):
-        shown.append(text_pb("comparison/warnings", _list_points(warnings)))
     for plot in plots:
         image = {"encoded_image_string": plot.png}
         shown.append(Summary(value=[{"tag": f"comparison/{plot.name}", "image": image}]))
@@ -111,10 +110,6 @@ def write_board(
     for name, points in rows.items():
         write_events(out / name, points)
     _write_columns(comparison)
-
-
-def _list_points(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def _split(table: Table) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 from reporting import LOSSES, report
-from runfolders import write_run, write_sweep
+from runfolders import write_sweep
 from tbevents import read_charts, read_events, read_hparams, read_line
 
 from gptattn.compare.board import describe_board
@@ -89,12 +89,12 @@ def test_a_later_report_replaces_the_board_and_nothing_else(tmp_path):
     for variant in ("gqa", "mqa"):
         for run in sweep.glob(f"{variant}_s*"):
             (run / "summary.json").unlink()
-    write_run(sweep / "mla_s1", "mla", 1, 1.0)
+    write_sweep(sweep, {"mla": [1.0]}, config={"name": "../.."})
     report(sweep)
     assert all(file.exists() for file in theirs)
     ours = [file.parent.name for file in sweep.rglob("*.gptattn")]
     assert sorted(ours) == sorted(
-        [*("mha_s1", "mha_s2", "gqa_s1", "gqa_s2", "mqa_s1", "mla_s1"), "comparison", "mha"]
+        [*("mha_s1", "mha_s2", "gqa_s1", "gqa_s2", "mqa_s1", "mla_s1"), "comparison", "mha", "_"]
     )
     # TensorBoard takes the columns of any one run.
     declared = [
