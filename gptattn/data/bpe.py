@@ -16,9 +16,7 @@ from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import FOLDER, MAX_VOCABULARY, Ids, Piece, Tokenizer, utf8
 from gptattn.errors import ConfigError, DataError
 
-# The files of a BPE: one, or two; the last form has the names of GPT-2's own release.
-FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-FILES = tuple(name for form in FORMS for name in form)
+FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARS = 2**14  # encoded at a time, roughly
 # Cutting a text here, before a space or line feed that follows a non-space, changes no word of
@@ -32,9 +30,9 @@ MIN_COUNT = 2  # of a pair: one occurrence is no pattern
 class ByteLevelBPE(Tokenizer):
     """A byte-level BPE with GPT-2's way of splitting a text into words. It encodes every text.
 
-    It is read from `path`: a folder with the files of one of `FORMS`, a run folder, or
-    `hf:owner/name`. Without `path`, `vocab_size` ids are learned from the training part of the
-    text: the bytes, the commonest pairs within words, and the end of text.
+    It is read from `path`: a folder with a tokenizer.json, a run folder, or `hf:owner/name`.
+    Without `path`, `vocab_size` ids are learned from the training part of the text: the bytes, the
+    commonest pairs within words, and the end of text.
 
     `encode` treats special tokens as ordinary text: `<|endoftext|>` in a text becomes the ids of
     its characters, so that a text cannot smuggle in the special id.
@@ -51,12 +49,12 @@ class ByteLevelBPE(Tokenizer):
         self._trained_size, self._recorded, self._folder = vocab_size, sha256, None
         self.ready = bool(path)
         if path:
-            self._folder = local_folder(path, "tokenizer.path", FILES).absolute()
+            self._folder = local_folder(path, "tokenizer.path", [FILE]).absolute()
             self._read(self._folder)
         elif vocab_size is None:
             raise ConfigError(
                 "tokenizer.path",
-                "is not set; give a folder with GPT-2's tokenizer files, or set init_from",
+                f"is not set; give a folder with GPT-2's {FILE}, or set init_from",
             )
         elif not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
             raise ConfigError(
@@ -68,23 +66,18 @@ class ByteLevelBPE(Tokenizer):
             self.vocab_size = vocab_size
 
     def _read(self, folder: Path) -> None:
-        files = find_files(folder)
-        if not files:
-            forms = ", no ".join(" with ".join(form) for form in FORMS)
+        file = find_file(folder)
+        if file is None:
             raise DataError(
                 "tokenizer.path",
-                f"{folder} has no {forms}; give a folder that has them, or hf:owner/name",
+                f"{folder} has no {FILE}, which transformers' save_pretrained writes; give a "
+                "folder that has it, or hf:owner/name",
             )
         try:
-            if len(files) == 1:
-                library = tokenizers.Tokenizer.from_file(str(files[0]))
-            else:
-                library = _make_library(models.BPE.from_file(*map(str, files)))
-            self._take(library)
+            self._take(tokenizers.Tokenizer.from_file(str(file)))
         except Exception as error:  # the library raises its errors as this class
             reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            names = " with ".join(map(str, files))
-            raise DataError("tokenizer.path", f"{names} cannot be used ({reason})") from None
+            raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
         self._check_hash(str(folder))
 
     def _check_hash(self, where: str) -> None:
@@ -208,18 +201,15 @@ class ByteLevelBPE(Tokenizer):
         named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if ends else {}
         config = {"tokenizer_class": kind, "add_prefix_space": False, **named}
         return {
-            "tokenizer.json": whole.to_str() + "\n",
+            FILE: whole.to_str() + "\n",
             "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
         }
 
 
-def find_files(folder: Path) -> list[Path]:
-    """Return the tokenizer's files in `folder` or `folder/tokenizer`; [] if no form is complete."""
-    for home in (folder, folder / FOLDER):
-        for form in FORMS:
-            if all((home / name).is_file() for name in form):
-                return [home / name for name in form]
-    return []
+def find_file(folder: Path) -> Path | None:
+    """Return the tokenizer.json in `folder` or `folder/tokenizer`; None if there is none."""
+    files = (folder / FILE, folder / FOLDER / FILE)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _make_library(model: models.BPE) -> tokenizers.Tokenizer:

@@ -23,7 +23,7 @@ from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
 # Patterns of the files fetched from the hub.
-FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *bpe.FILES)
+FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", bpe.FILE)
 GPT2_END = 50256  # <|endoftext|>
 TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 # What unexpected content of a JSON file can raise: deeply nested brackets a RecursionError.
@@ -58,16 +58,12 @@ def find_family(folder: Path) -> Family | None:
 
 def has_tokenizer(folder: Path, family: Family) -> bool:
     """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads correctly."""
-    names = [file.name for file in bpe.find_files(folder)]
-    if family is GPT2 or not names:
-        return bool(names)
-    # Most Llamas have another kind. Without tokenizer.json, the files do not say which.
-    if names != ["tokenizer.json"]:
+    if bpe.find_file(folder) is None:
         return False
     try:
         bpe.ByteLevelBPE(str(folder))
-    except DataError:
-        return False
+    except DataError:  # most Llamas have another kind
+        return family is GPT2
     return True
 
 

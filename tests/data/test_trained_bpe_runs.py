@@ -7,7 +7,7 @@ import pytest
 import tokenizers
 from support import TEXT, check_job, command, config, losses, refuses, tiny, train
 
-from gptattn.data.bpe import FILES
+from gptattn.data.bpe import FILE
 from gptattn.runs.load import load_run
 
 SIZE = 300
@@ -23,7 +23,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_it_resumes_with_its_own_copy(trained, tmp_path, monkeypatch):
     run = Path(shutil.copytree(trained, tmp_path / "copy"))
-    assert (run / "tokenizer" / FILES[0]).is_file()
+    assert (run / "tokenizer" / FILE).is_file()
     file, recorded = run / "config.yaml", config(run)
     assert (recorded["tokenizer"]["vocab_size"], recorded["tokenizer"]["path"]) == (SIZE, None)
     file.write_text(file.read_text().replace(recorded["cache_dir"], str(tmp_path / "other")))
