@@ -23,14 +23,15 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack
 from measuring.tables import ratio, set_threads, spread, timed
 
+from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
+from gptattn.build.model import build_model
 from gptattn.cli.arguments import Count, option, parse, run_script
-from gptattn.cli.commands import recipes
 from gptattn.compare.plots import COLOURS, STYLE
 from gptattn.machine.device import device_name
 from gptattn.machine.disk import write_atomically
-from gptattn.model.cost import count_parameters
+from gptattn.model.cost import count_cache, count_parameters
 from gptattn.model.gpt import GPT
-from gptattn.settings.compose import CONF
+from gptattn.settings.compose import CONF, settings
 from gptattn.training.speed import interleave
 
 DOCS = CONF.parent / "docs"
@@ -43,13 +44,37 @@ HEADINGS = (
     "| recipe | release | year | layers | parameters | cache, 8,192 | cache, 32,768 | training "
     "| decoding |\n| --- | --- | --- | --- |" + " ---: |" * 5
 )
+VOCABULARY = 256  # of bytes
 Seconds = Mapping[str, list[float]]  # by round, of each recipe
 
 
 def build(name: str, context: int = DECODE_S, device: str = "meta") -> GPT:
-    """Build the recipe at GPT-2 small's size."""
-    given = "model=gpt2_small", f"model.context_length={context}"
-    return recipes.build_recipe(name, *given, device=device)
+    """Build the recipe at GPT-2 small's size, on the meta device without memory."""
+    given = [f"recipe={name}", "model=gpt2_small", f"model.context_length={context}"]
+    with torch.device(device):
+        return build_model(settings(given), VOCABULARY)
+
+
+def name_kinds(model: GPT) -> list[str]:
+    """Return each layer's kind: full, window, no positions, latent or linear."""
+    found = []
+    for layer in (block.attention for block in model.layers()):
+        if not isinstance(layer, SoftmaxAttention):
+            found.append("linear")
+        elif isinstance(layer, MultiHeadLatentAttention):
+            found.append("latent")
+        elif layer.window is not None:
+            found.append("window")
+        else:
+            placed = layer.position is not None or model.input_position is not None
+            found.append("full" if placed else "no positions")
+    return found
+
+
+def count_kinds(model: GPT) -> list[str]:
+    """Return the number of layers of each kind: ["10 window", "2 full"]."""
+    kinds = name_kinds(model)
+    return [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
 
 
 def release(name: str) -> tuple[str, str]:
@@ -63,28 +88,29 @@ def release(name: str) -> tuple[str, str]:
 
 def oldest_first() -> list[str]:
     """Return the names of all recipes by year."""
-    return sorted(recipes.list_recipes(), key=lambda name: (release(name)[0], name))
+    names = [file.stem for file in (CONF / "recipe").glob("*.yaml")]
+    return sorted(names, key=lambda name: (release(name)[0], name))
 
 
 @cache
 def costs(name: str) -> list[float]:
     """Return the parameters, and the bytes of a cache of each length in CACHE_S, in one model."""
     longest = build(name, max(CACHE_S))
-    return [count_parameters(build(name)), *(recipes.count_cache(longest, S) for S in CACHE_S)]
+    return [count_parameters(build(name)), *(count_cache(longest, S) for S in CACHE_S)]
 
 
 def row(name: str) -> str:
     """Return the beginning of a recipe's row: what is not measured."""
     year, title = release(name)
     shares = [f"{a / b:.2f}" for a, b in zip(costs(name), costs(BASE), strict=True)]
-    layers = ", ".join(recipes.count_kinds(build(name)))
+    layers = ", ".join(count_kinds(build(name)))
     return f"| {name} | {title} | {year} | {layers} | {' | '.join(shares)} |"
 
 
 def measure(rounds: int) -> tuple[Seconds, Seconds]:
     """Return the seconds of a training step and of a decoded token."""
-    models = {name: build(name, device="cpu") for name in recipes.list_recipes()}
-    ids = torch.randint(recipes.VOCABULARY, (1, TRAIN_T))
+    models = {name: build(name, device="cpu") for name in oldest_first()}
+    ids = torch.randint(VOCABULARY, (1, TRAIN_T))
 
     def train(model: GPT) -> float:
         model.zero_grad()
@@ -157,7 +183,7 @@ def run(arguments: Sequence[str]) -> None:
     text = table(*measure(args.rounds), args.rounds)
     page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
     write_atomically(PAGE, lambda file: file.write(page.encode()))
-    strips = {name: recipes.name_kinds(build(name)) for name in oldest_first()}
+    strips = {name: name_kinds(build(name)) for name in oldest_first()}
     picture = draw(strips)
     write_atomically(DOCS / "recipes.png", lambda file: file.write(picture))
     print(f"wrote {PAGE}")

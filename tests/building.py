@@ -58,7 +58,7 @@ SMALL = (
 # Settings that choose no file and that no file refers to.
 PLAIN = re.compile(
     r"((model|block|optim|budget|validation|sample|trainer)\.\w|data\.path=|"
-    r"(seed|batch_size|accumulate|loss_chunk_tokens|log_every|log_heads|checkpoint|cache_dir|"
+    r"(seed|batch_size|accumulate|loss_chunk_tokens|log_every|checkpoint|cache_dir|"
     r"experiment_name|shared_init)=)"
 )
 LAYER = ("attn", "position", "part")  # the groups whose files no other file refers to

@@ -26,6 +26,7 @@ from gptattn.runs.metrics import (
     OF_DATA,
     PARAMS,
     REPORTED,
+    SPEED_RATIO,
     TRAINING_MS,
 )
 from gptattn.runs.overrides import read_typed
@@ -49,7 +50,6 @@ class Row:
     metrics: dict[str, Estimate]  # those of at least one of its runs
     difference: Difference | None  # to the baseline; None for itself or without a common seed
     fronts: list[str]  # keys of COSTS: the Pareto fronts it is on
-    speed: Estimate | None = None  # over the baseline's; None without turns in common
 
     @property
     def n(self) -> int:
@@ -119,7 +119,6 @@ class Comparison:
             *(f"{metric}{end}" for metric in metrics for end in ("", " low", " high")),
             *("baseline", "paired n", "difference", "difference low", "difference high"),
             *("p", "comparisons", "seeds needed", "pareto"),
-            *("speed ratio", "speed ratio low", "speed ratio high"),
         ]
         table = DataFrame([_table_row(section, row) for section, row in rows], columns=columns)
         return table.astype(dict.fromkeys(("paired n", "comparisons", "seeds needed"), "Int64"))
@@ -135,8 +134,6 @@ def _table_row(section: Section, row: Row) -> dict[str, Any]:
         "pareto": " ".join(row.fronts),
     }
     figures: dict[str, Estimate | Difference] = {**row.metrics}
-    if row.speed is not None:
-        figures["speed ratio"] = row.speed
     if (d := row.difference) is not None:
         figures["difference"] = d
         line |= {"paired n": d.n, "p": d.p, "comparisons": d.comparisons}
@@ -251,10 +248,9 @@ def make_section(
     """
     asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
     metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
-    notes, speeds = (
-        leave_out_incomparable(groups, baseline, metrics),
-        compare_speeds(groups, baseline),
-    )
+    notes = leave_out_incomparable(groups, baseline, metrics)
+    for name, ratio in compare_speeds(groups, baseline).items():
+        metrics[name][SPEED_RATIO] = ratio
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
@@ -266,7 +262,6 @@ def make_section(
             metrics[name],
             differences.get(name),
             [cost for cost, front in fronts.items() if name in front],
-            speeds.get(name),
         )
         for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
     ]

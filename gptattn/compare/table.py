@@ -25,7 +25,7 @@ from gptattn.runs.metrics import (
     LOSS,
     OF_DATA,
     REPORTED,
-    TRAINING_SPEED,
+    SPEED_RATIO,
 )
 
 # Heading, metric and the format of its mean, of those beside the loss.
@@ -33,7 +33,6 @@ COLUMNS = [(shown[0], metric, shown[1]) for metric, shown in REPORTED.items() if
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 MISSING = "–"  # noqa: RUF001
-TIMES = "× baseline"  # noqa: RUF001
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
     *("time", "cache, 256", "cache, 8,192"),
@@ -126,23 +125,19 @@ def report_rows(section: Section) -> list[list[str]]:
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
     headings = ["variant", "n", *["lr"] * rates, "val loss", versus, "95% interval", "p"]
-    at = 1 + next(i for i, column in enumerate(columns) if column[1] == TRAINING_SPEED)
-    names = [heading for heading, _, _ in columns]
-    cells = [[*headings, *names[:at], TIMES, *names[at:]]]
+    cells = [[*headings, *(heading for heading, _, _ in columns)]]
     for row in section.rows:
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         loss = [mean_cell(row.metrics[LOSS]), *difference_cells(row.difference)]
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
-        times = MISSING
-        if row.speed is not None and row.speed.interval is not None:
-            times = "{:.3f} ({:.3f} to {:.3f})".format(row.speed.mean, *row.speed.interval)
-        cells.append([row.name, str(row.n), *lr, *loss, *means[:at], times, *means[at:]])
+        cells.append([row.name, str(row.n), *lr, *loss, *means])
     return cells
 
 
 def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:
-    if (mean := row.mean(metric)) is not None:
-        return form(mean)
+    if (estimate := row.metrics.get(metric)) is not None:
+        mean, low, high = map(form, (estimate.mean, *(estimate.interval or (0.0, 0.0))))
+        return f"{mean} ({low} to {high})" if metric == SPEED_RATIO else mean
     of_cache = metric in (CACHE, DECODING_SPEED, DECODING_SPEED_8)
     uncached = of_cache and all(run.uncached for run in row.runs)
     return "no cache" if uncached else MISSING

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, stein_seeds
-from gptattn.runs.metrics import CACHE, FLOPS, PARAMS
+from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SPEED_RATIO
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
 LISTED = 6  # names in one sentence
@@ -65,8 +65,8 @@ def section_words(section: Section) -> list[str]:
         parts = [difference_words(row, baseline)]
         if costs := cost_words(row, baseline):
             parts.append(f"{row.name} has {listed(costs)}")
-        if row.speed is not None and row.speed.interval is not None:
-            parts.append(speed_words(row.speed.mean, *row.speed.interval))
+        if (ratio := row.metrics.get(SPEED_RATIO)) is not None and ratio.interval is not None:
+            parts.append(speed_words(ratio.mean, *ratio.interval))
         sentences.append(f"{'; '.join(parts)}.")
     return [*sentences, best_words(section)]
 

@@ -18,6 +18,7 @@ TRAINING_SPEED, TRAINING_MS = "speed/tokens_per_s", "speed/step_ms"
 TRAINING_MFU = "speed/mfu"
 DECODING_SPEED, DECODING_MS = "speed/decode_tokens_per_s", "speed/decode_step_ms"
 DECODING_SPEED_8 = "speed/decode_tokens_per_s_batch_8"
+SPEED_RATIO = "speed/ratio"  # of training speed, over the baseline's
 MEASURED = (
     *(TRAINING_SPEED, TRAINING_MS, TRAINING_MFU),
     *(DECODING_SPEED, DECODING_MS, DECODING_SPEED_8),
@@ -36,6 +37,7 @@ REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
     ACCURACY: ("accuracy", "{:.4f}".format),
     BITS: ("bits/byte", "{:.3f}".format),
     TRAINING_SPEED: ("tokens/s", "{:,.0f}".format),
+    SPEED_RATIO: ("× baseline", "{:.3f}".format),  # noqa: RUF001
     TRAINING_MS: ("step ms", "{:,.1f}".format),
     TRAINING_MFU: None,
     PARAMS: ("params", "{:,.0f}".format),

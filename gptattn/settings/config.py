@@ -215,7 +215,6 @@ class Settings:
     loss_chunk_tokens: PositiveInt | None
     compile: bool
     log_every: Annotated[PositiveInt, Meaning.VIEW]
-    log_heads: Annotated[bool, Meaning.VIEW]
     checkpoint: Annotated[bool, Meaning.BOUND]
     cache_dir: Annotated[str | None, Meaning.VIEW]
     allow_targets: Annotated[list[str], Meaning.BOUND]

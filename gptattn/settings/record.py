@@ -9,7 +9,7 @@ from typing import Any, get_origin
 from gptattn.settings.config import Settings, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
-FORMER = ("hang_seconds",)  # settings that are gone, and changed no result
+FORMER = ("hang_seconds", "log_heads")  # settings that are gone, and changed no result
 
 
 def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:

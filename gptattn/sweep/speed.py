@@ -6,6 +6,7 @@ from functools import partial
 from gptattn.compare.comparison import Comparison
 from gptattn.compare.speeds import are_narrow, list_measured
 from gptattn.errors import UserError
+from gptattn.runs.metrics import SPEED_RATIO
 from gptattn.runs.speeds import add_speeds
 
 
@@ -18,7 +19,7 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
 
     for section in comparison.sections:
         base, *others = section.rows
-        lacking = [row for row in others if row.speed is None]
+        lacking = [row for row in others if SPEED_RATIO not in row.metrics]
         if list_measured(base.runs) and not lacking:
             continue
         found = {}

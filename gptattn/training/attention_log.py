@@ -19,13 +19,13 @@ class AttentionLog(L.Callback):
     """Record entropy and sink mass at each validation, and heatmaps at the end of training.
 
     All validations and runs measure on the same tokens. The mean over a layer's heads is
-    `val_attention/entropy/layer_00`, in nats, and `val_attention/sink/layer_00`, from 0 to 1. With
-    `log_heads`, each head has its own value: `.../layer_00/head_00`. TensorBoard sorts by name; the
-    prefix `val_` puts the losses first. Layers whose attention has no maps are left out.
+    `val_attention/entropy/layer_00`, in nats, and `val_attention/sink/layer_00`, from 0 to 1.
+    TensorBoard sorts by name; the prefix `val_` puts the losses first. Layers whose attention has
+    no maps are left out.
     """
 
     def __init__(self, ready: Ready, board: Board) -> None:
-        self.board, self.heads = board, ready.cfg.log_heads
+        self.board = board
         self.rows, self.documents = ready.data.opening(ready.cfg.model.context_length, TOKENS)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -39,10 +39,7 @@ class AttentionLog(L.Callback):
         for layer, w_BHTS in model.each_attention(ids, documents_BT):
             measured = measure_heads(w_BHTS, documents)
             for name, value_H in zip(("entropy", "sink"), measured, strict=True):
-                place = f"val_attention/{name}/layer_{layer:02d}"
-                found[place] = value_H.mean().item()
-                for head, value in enumerate(value_H.tolist() if self.heads else ()):
-                    found[f"{place}/head_{head:02d}"] = value
+                found[f"val_attention/{name}/layer_{layer:02d}"] = value_H.mean().item()
         log_row(trainer.loggers, found, trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
