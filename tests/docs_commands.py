@@ -41,7 +41,7 @@ SIZES = [
     "model.context_length=32",  # a prompt of the pages has 22 bytes
 ]
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
-AS_THEY_ARE = ("convert", "attention-map", "check", "recipes")
+AS_THEY_ARE = ("convert", "attention-map", "check")
 MEASURING = (
     *("torture", "track_speeds", "track_fingerprints", "simulate_statistics"),
     *("recipes_page", "variants_page"),

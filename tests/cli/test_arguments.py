@@ -12,7 +12,7 @@ from gptattn.cli.commands import compare
 
 
 @pytest.mark.parametrize(
-    "name", ["generate", "convert", "attention_map", "evaluate", "prepare", "recipes", "new"]
+    "name", ["generate", "convert", "attention_map", "evaluate", "prepare", "new"]
 )
 def test_the_help_of_a_command_fits_80_columns(name, call):
     code, out, err = call(name, "--help")
@@ -63,7 +63,6 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("evaluate", ["lengths=[1000]"], 2, "lengths: held-out"),
         ("compare", ["ship=true", "markdown=true"], 2, "ship: markdown=true"),
         ("compare", ["ship=true", "files=false"], 2, "ship: files=false"),
-        ("recipes", ["cache_bytes=much"], 2, "cache_bytes: number"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -74,7 +73,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(
         "convert": [f"from={run}", f"out={out}"],
         "attention_map": [f"run={run}", f"out={out}"],
         "compare": [str(run)],
-        "recipes": [],
     }
     before = content(run)
     found, printed, err = call(name, *given.get(name, [f"run={run}"]), *arguments)
