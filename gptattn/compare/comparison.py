@@ -14,7 +14,7 @@ from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
 from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
-from gptattn.compare.speeds import compare_speeds, leave_out_incomparable
+from gptattn.compare.speeds import compare_speeds
 from gptattn.compare.statistics import Difference, Estimate, compare_family
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import (
@@ -26,7 +26,6 @@ from gptattn.runs.metrics import (
     OF_DATA,
     PARAMS,
     REPORTED,
-    SPEED_RATIO,
     TRAINING_MS,
 )
 from gptattn.runs.overrides import read_typed
@@ -248,9 +247,7 @@ def make_section(
     """
     asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
     metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
-    notes = leave_out_incomparable(groups, baseline, metrics)
-    for name, ratio in compare_speeds(groups, baseline).items():
-        metrics[name][SPEED_RATIO] = ratio
+    notes = compare_speeds(groups, baseline, metrics)
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]

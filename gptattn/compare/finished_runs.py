@@ -3,6 +3,7 @@
 Unfinished or damaged run folders are skipped, each with a line that says why.
 """
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -249,10 +250,10 @@ def _read(path: Path) -> Run:
     if "task" not in data:  # a task's settings say everything
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
-    speeds = find_measured(path.parent, key, made.digest) if made else []
-    if speeds:
-        tokens = int(settings["batch_size"]) * int(settings["model.context_length"])
-        metrics |= finite(speeds[-1].list_metrics(tokens, metrics.get(FLOPS, 0.0)))
+    sizes = (settings.get(name, "0") for name in ("batch_size", "model.context_length"))
+    costs = math.prod(map(int, sizes)), metrics.get(FLOPS, 0.0)
+    speeds = find_measured(path.parent, key, made.digest, *costs) if made else []
+    metrics |= speeds[-1].metrics if speeds else {}
     return Run(
         path,
         one_line(summary.variant),

@@ -124,7 +124,7 @@ def claim_folder(folder: Path) -> None:
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
-    """Return `outputs/a: 5 of 9 runs are done; 2 running` of each unfinished sweep in the folders.
+    """Return `outputs/a: 5 of 9 runs are done` of each unfinished sweep in the folders.
 
     Failed runs are among those that the comparison skips, with their reasons.
     """

@@ -1,14 +1,14 @@
 """Compares how fast rows train, by the rounds of `speed.json`, and says what is not compared."""
 
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from gptattn import command
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import Estimate, t_interval
-from gptattn.runs.metrics import MEASURED, MEMORY
+from gptattn.runs.metrics import MEASURED, MEMORY, SPEED_RATIO
 from gptattn.runs.speeds import Measured
 
 HALF_WIDTH = 0.03  # of a ratio's interval: narrow enough
@@ -38,22 +38,13 @@ def list_measured(runs: Sequence[Run]) -> Sequence[Measured]:
     return next((run.speeds for run in runs if run.speeds), ())
 
 
-def compare_speeds(groups: Mapping[str, Sequence[Run]], baseline: str) -> dict[str, Estimate]:
-    """Return the ratio of the tokens/s to the baseline's of each row that took turns with it."""
-    bases = {one.session.made: one.turns.step for one in list_measured(groups[baseline])}
-    pairs: dict[str, tuple[list[float], list[float]]] = {}
-    for name in groups.keys() - {baseline}:
-        common = [one for one in list_measured(groups[name]) if one.session.made in bases]
-        if common:
-            pairs[name] = bases[common[-1].session.made], common[-1].turns.step
-    return {name: compare_rounds(*pair, len(pairs)) for name, pair in pairs.items()}
-
-
-def leave_out_incomparable(
-    groups: Mapping[str, Sequence[Run]], baseline: str, metrics: Mapping[str, dict[str, Any]]
+def compare_speeds(
+    groups: Mapping[str, Sequence[Run]], baseline: str, metrics: Mapping[str, dict[str, Estimate]]
 ) -> list[str]:
-    """Remove speeds and peaks of memory that cannot be compared from the rows' `metrics`.
+    """Put the rows' speeds and ratios into their `metrics`; remove what cannot be compared.
 
+    A row has a ratio, and speeds, if it took turns with the baseline where that was last measured;
+    its speeds are on the scale of the baseline's newest. Peaks of memory are of equal threads.
     Return how speeds were measured, and why figures are missing.
     """
     runs = [run for own in groups.values() for run in own]
@@ -64,15 +55,30 @@ def leave_out_incomparable(
             own.pop(MEMORY, None)
         why = "shared the machine" if shared else "differ in machine or threads"
         notes.append(f"no peak MB: the runs {why}")
-    newest = {name: own[-1] for name, runs in groups.items() if (own := list_measured(runs))}
-    if base := newest.get(baseline):
-        notes.append(f"speeds: medians of {len(base.turns.step)} rounds in turns, {base.place}")
-    for name, one in newest.items():
-        if base is None or one.place != base.place:
-            for metric in MEASURED:
-                metrics[name].pop(metric, None)
-            notes.append(f"no speed of {name}: it was measured apart, on {one.place}")
-    if lacking := [name for name in groups if name not in newest]:
-        how = f"{command('compare')} {runs[0].folder.parent} speed=true"
-        notes.append(f"no speed of {', '.join(lacking)}; {how} measures it")
+    bases = {one.session.made: one for one in list_measured(groups[baseline])}
+    newest, pairs = next(reversed(bases.values()), None), dict[str, tuple[Measured, Measured]]()
+    for name in groups.keys() - {baseline}:
+        for own in list_measured(groups[name]):
+            base = bases.get(own.session.made)
+            if base is not None and newest is not None and base.place == newest.place:
+                pairs[name] = base, own
+    for name, (base, own) in pairs.items():
+        ratio = compare_rounds(base.turns.step, own.turns.step, len(pairs))
+        metrics[name][SPEED_RATIO] = ratio
+        for metric, value in own.metrics.items():
+            if newest is not None and metric in base.metrics and metric in newest.metrics:
+                value *= newest.metrics[metric] / base.metrics[metric]
+            metrics[name][metric] = Estimate(ratio.n, value, None)
+    if newest is not None:
+        notes.append(f"speeds: medians over rounds in turns, {newest.place}")
+    lacking = [name for name in groups if name not in pairs and not (name == baseline and bases)]
+    for name in lacking:
+        for metric in MEASURED:
+            metrics[name].pop(metric, None)
+    if lacking:
+        apart = {own[-1].place for name in lacking if (own := list_measured(groups[name]))}
+        why = f", measured apart ({'; '.join(sorted(apart))})" if apart else ""
+        folders = shlex.join(sorted({str(run.folder.parent) for run in runs}))
+        how = f"{command('compare')} {folders} speed=true measures them in turns"
+        notes.append(f"no speed of {', '.join(lacking)}{why}; {how}")
     return notes

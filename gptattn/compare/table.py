@@ -42,11 +42,11 @@ DISPENSABLE = (
     "bits/byte",
     "peak MB",
     "95% interval",
-    "params",
-    "cache B/token",
     "decode tokens/s",
-    "tokens/s",
+    "cache B/token",
     "p",
+    "params",
+    "tokens/s",
     "lr",
 )
 
@@ -86,7 +86,7 @@ class Table:
             shown.add_row(*map(Text, row))
         console.print(shown)
         for line in [*self.words, *self.notes]:
-            console.print(f"- {line}")
+            console.print(f"- {line}", markup=False)
         console.print()
 
     def to_markdown(self) -> str:

@@ -130,7 +130,7 @@ def speed_words(ratio: float, low: float, high: float) -> str:
     if low <= 1 <= high:
         return f"no difference in training speed can be shown ({interval})"
     way = "faster" if ratio > 1 else "slower"
-    return f"it trains {way}, on {ratio:.3f} times the tokens/s ({interval})"
+    return f"it trains {way}, at {ratio:.3f} times the tokens/s ({interval})"
 
 
 def best_words(section: Section) -> str:

@@ -6,9 +6,10 @@ round; those of different machines or numbers of threads are not.
 
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from gptattn.machine import disk
 from gptattn.runs.metrics import (
@@ -23,12 +24,21 @@ from gptattn.runs.metrics import (
 NAME = "speed.json"
 
 
+Seconds = list[Annotated[float, Meta(gt=0, le=1e9)]]  # one value for each round
+
+
 class Turns(msgspec.Struct, frozen=True):
-    """What was measured of a variant: one value for each round."""
+    """What was measured of a variant."""
 
     code: str  # `Provenance.digest` of its runs
-    step: list[float]  # seconds of a training step
-    token: dict[int, list[float]]  # rows -> seconds of a decoded token; none without a cache
+    step: Seconds  # of a training step
+    token: dict[int, Seconds]  # rows, 1 and 8 -> of a decoded token; none without a cache
+    matmul: Seconds  # of each FLOP of a matrix product in its precision
+
+    def __post_init__(self) -> None:
+        lengths = {len(one) for one in (self.step, self.matmul, *self.token.values())}
+        if len(lengths) > 1 or 0 in lengths or set(self.token) not in (set(), {1, 8}):
+            raise ValueError("these are not turns in rounds")
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -38,7 +48,6 @@ class Session(msgspec.Struct, frozen=True):
     device: str  # its name
     threads: int
     versions: dict[str, str]  # of libraries
-    matmul: list[float]  # seconds of each FLOP of a matrix product, one for each round
     variants: dict[str, Turns]
 
 
@@ -47,27 +56,13 @@ class Measured(NamedTuple):
 
     turns: Turns
     session: Session
+    metrics: dict[str, float]
 
     @property
     def place(self) -> str:
         """Where it was measured, `2 threads, Intel(R) Xeon(R)`; speeds of others differ."""
         session = self.session
         return f"{session.threads} thread{'s' * (session.threads > 1)}, {session.device}"
-
-    def list_metrics(self, tokens: int, flops: float) -> dict[str, float]:
-        """Return medians under the names of metrics, for so many tokens a step and FLOPs a token.
-
-        An MFU above 1 is left out: the machine was busy when its rate was measured.
-        """
-        step, token = median(self.turns.step), {r: median(t) for r, t in self.turns.token.items()}
-        rounds = zip(self.session.matmul, self.turns.step, strict=True)
-        mfu = tokens * flops * median(matmul / own for matmul, own in rounds)
-        found = {TRAINING_SPEED: tokens / step, TRAINING_MS: 1e3 * step}
-        found |= {TRAINING_MFU: mfu} if mfu <= 1 else {}
-        if token:
-            found |= {DECODING_SPEED: 1 / token[1], DECODING_MS: 1e3 * token[1]}
-            found[DECODING_SPEED_8] = 8 / token[8]
-        return found
 
 
 def read_speeds(experiment: Path) -> list[Session]:
@@ -84,8 +79,29 @@ def add_speeds(experiment: Path, session: Session) -> None:
     disk.write_atomically(experiment / NAME, lambda file: file.write(data + b"\n"))
 
 
-def find_measured(experiment: Path, key: str, code: str) -> list[Measured]:
-    """Return what was measured of the variant of this key with this code, the newest last."""
-    sessions = read_speeds(experiment)
-    found = [Measured(one.variants[key], one) for one in sessions if key in one.variants]
-    return [one for one in found if one.turns.code == code]
+def find_measured(
+    experiment: Path, key: str, code: str, tokens: int, flops: float
+) -> list[Measured]:
+    """Return what was measured of the variant of this key with this code, the newest last.
+
+    Its steps have so many `tokens`, of so many `flops`.
+    """
+    found = [(one.variants.get(key), one) for one in read_speeds(experiment)]
+    return [
+        Measured(turns, session, _list_metrics(turns, tokens, flops))
+        for turns, session in found
+        if turns is not None and turns.code == code
+    ]
+
+
+def _list_metrics(turns: Turns, tokens: int, flops: float) -> dict[str, float]:
+    """Return medians over rounds; an MFU above 1 is left out: the machine was busy."""
+    step = median(turns.step)
+    rates = zip(turns.matmul, turns.step, strict=True)
+    mfu = tokens * flops * median(matmul / own for matmul, own in rates)
+    found = {TRAINING_SPEED: tokens / step, TRAINING_MS: 1e3 * step}
+    found |= {TRAINING_MFU: mfu} if mfu <= 1 else {}
+    if turns.token:
+        one, eight = median(turns.token[1]), median(turns.token[8])
+        found |= {DECODING_SPEED: 1 / one, DECODING_MS: 1e3 * one, DECODING_SPEED_8: 8 / eight}
+    return found

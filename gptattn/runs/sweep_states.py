@@ -4,13 +4,11 @@ It needs no torch. `sweep/plan.py` decides which runs are done.
 """
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from gptattn.machine.disk import write_atomically
-from gptattn.machine.lock import is_locked
-from gptattn.runs.folder import LOCK, RunFolder
+from gptattn.runs.folder import RunFolder
 
 PLANNED = "sweep.json"
 SWEEP_LOCK = ".sweep.lock"
@@ -33,21 +31,6 @@ def read_planned(folder: Path) -> list[str]:
 
 
 def describe_open(folder: Path) -> str | None:
-    """Return `5 of 9 runs are done; 2 running, 1 failed, 1 planned`; None if all are done."""
-    going = is_locked(folder / SWEEP_LOCK)  # first: what a sweep makes last must not be missed
-    states = Counter(_state(RunFolder(folder / name), going) for name in read_planned(folder))
-    if states["done"] == states.total():
-        return None
-    kinds = ("running", "failed", "planned", "stopped")
-    others = [f"{states[one]} {one}" for one in kinds if states[one]]
-    return f"{states['done']} of {states.total()} runs are done; {', '.join(others)}"
-
-
-def _state(run: RunFolder, going: bool) -> str:
-    if run.done:
-        return "done"
-    if run.read_failure() is not None:
-        return "failed"
-    if is_locked(run.path / LOCK):
-        return "running"
-    return "planned" if going else "stopped"
+    """Return `5 of 9 runs are done`; None if all are."""
+    done = [RunFolder(folder / name).done for name in read_planned(folder)]
+    return None if all(done) else f"{sum(done)} of {len(done)} runs are done"

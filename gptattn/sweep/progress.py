@@ -45,6 +45,9 @@ def print_end(
 
     `measures`: the packages that their settings may name, to measure speeds first; None: not to.
     """
+    for path, why in failed.items():
+        log = RunFolder(path).console_file
+        print(f"failed: {path.name}: {why}" + f"; see {log}" * log.is_file(), flush=True)
     if done:
         from gptattn.compare.board import describe_board
         from gptattn.compare.comparison import compare
@@ -69,8 +72,5 @@ def print_end(
             claim_folder(home / "comparison")
             curves, _ = read_all_curves(comparison.runs)
             print(f"page: {write_report(comparison, curves, home / 'comparison')}")
-            print(f"look: {describe_board(home)}")
+            print(f"look: {describe_board(home, comparison)}")
         print(f"report: {command('compare')} {shlex.join(folders)}", flush=True)
-    for path, why in failed.items():
-        log = RunFolder(path).console_file
-        print(f"failed: {path.name}: {why}" + f"; see {log}" * log.is_file(), flush=True)

@@ -1,5 +1,6 @@
 """Measures the speeds that a report's rows lack: at the end of a sweep, or when it is asked."""
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -27,9 +28,12 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
             try:
                 found[row.name] = prepare(row.runs[-1].folder, allow_targets)
             except UserError as error:
-                print(f"no speed of {row.name}: {error}")
-        if base.name not in found:
+                print(f"no speed of {row.name}: {error}", file=sys.stderr)
+        if base.name not in found or (len(found) == 1 and list_measured(base.runs)):
             continue
-        session = measure_speeds(found, partial(are_narrow, baseline=base.name))
-        for folder in {row.runs[-1].folder.parent for row in section.rows if row.name in found}:
-            add_speeds(folder, session)
+        try:
+            session = measure_speeds(found, partial(are_narrow, baseline=base.name))
+            for folder in {row.runs[-1].folder.parent for row in section.rows if row.name in found}:
+                add_speeds(folder, session)
+        except Exception as error:  # of memory, the disk, a module: the report is worth more
+            print(f"no speed: {type(error).__name__}: {error}", file=sys.stderr)

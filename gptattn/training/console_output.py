@@ -53,8 +53,9 @@ class ConsoleProgress(L.Callback):
         if self._bar is not None:
             shown = f"{self._describe(trainer)}  {left}"
             self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
-        else:
-            self._print_rarely(f"{self._describe(trainer)}  {done:4.0%}  {left}")
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            self.console.print(f"{self._describe(trainer)}  {done:4.0%}  {left}")
+            self._last_line = time.monotonic()
 
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
@@ -64,18 +65,8 @@ class ConsoleProgress(L.Callback):
             shown += f"  val {last[LOSS]:.3f}"
         if ACCURACY in last:
             shown += f"  accuracy {last[ACCURACY]:.3f}"
-        return f"{shown}  {last[SPEED]:,.0f} tokens/s"
-
-    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self._bar is None:
-            batch, batches = args[3], trainer.num_val_batches[0]
-            share = (batch + 1) / batches
-            self._print_rarely(f"step {trainer.global_step}  validation {share:4.0%}")
-
-    def _print_rarely(self, line: str) -> None:
-        if time.monotonic() - self._last_line > LINE_SECONDS:
-            self.console.print(line)
-            self._last_line = time.monotonic()
+        speed = last[SPEED]  # None: of a run that an earlier version began beside others
+        return shown if speed is None else f"{shown}  {speed:,.0f} tokens/s"
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.state.last

@@ -5,6 +5,8 @@ What runs observe of their own speed drifts with the clock and the load of the m
 
 import gc
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +16,7 @@ from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import lightning.pytorch as L
 import torch
@@ -24,6 +26,7 @@ from gptattn.decode.sampling import Sampling
 from gptattn.errors import ConfigError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.device import device_name, matmul_flops_per_second, synchronize
+from gptattn.machine.ending import handled_signals
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_config, use_kept_tokenizer
 from gptattn.runs.speeds import Session, Turns
@@ -41,14 +44,7 @@ BATCHES = (1, 8)  # rows that are decoded at once
 
 Name = TypeVar("Name", bound=Hashable)
 Turn = Callable[[], float]  # builds and warms up what it times; returns seconds per unit of work
-
-
-class Variant(NamedTuple):
-    """A variant that can take turns."""
-
-    key: str  # `variant_key` of its runs
-    code: str  # `Provenance.digest` of its runs
-    ready: Ready
+Variant = tuple[str, str, Ready]  # `variant_key` and `Provenance.digest` of its runs, and one
 
 
 def interleave(
@@ -64,14 +60,16 @@ def interleave(
     order, rng = list(turns), random.Random(0)
     seconds: dict[Name, list[float]] = {name: [] for name in turns}
     gc.freeze()  # collecting what was there before would take longer than a short turn
-    for _ in range(rounds):
-        rng.shuffle(order)
-        for name in order:
-            gc.collect()
-            seconds[name].append(turns[name]())
-        if is_enough(seconds):
-            break
-    gc.unfreeze()
+    try:
+        for _ in range(rounds):
+            rng.shuffle(order)
+            for name in order:
+                gc.collect()
+                seconds[name].append(turns[name]())
+            if is_enough(seconds):
+                break
+    finally:
+        gc.unfreeze()
     return seconds
 
 
@@ -91,7 +89,7 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
     now = ready.provenance
     if made is None or list_changed(made.code | now.code, made.code) or made.device != now.device:
         raise ConfigError("speed", f"{folder} was made by other code, or on another kind of device")
-    return Variant(variant_key(record), made.digest, ready)
+    return variant_key(record), made.digest, ready
 
 
 def measure_speeds(
@@ -101,51 +99,55 @@ def measure_speeds(
 
     A variant is built anew for each turn: so none is favoured by its place in memory, which holds
     one at a time. There are 5 to 15 rounds, until `is_enough` of the seconds of training steps, or
-    10 seconds a variant have gone.
+    10 seconds a variant have passed.
     """
-    first = next(iter(variants.values())).ready
-    dtype, threads = DTYPES[first.cfg.trainer.precision], set_numerics(first)
-    turns: dict[Any, Turn] = {None: lambda: 1 / matmul_flops_per_second(first.device, dtype)}
+    turns: dict[Any, Turn] = {}
     start = time.perf_counter()
-    for name, one in variants.items():
-        turns |= {(name, rows): turn for rows, turn in _calibrate(one.ready).items()}
-    begun = time.perf_counter()
+    for name, (_, _, ready) in variants.items():
+        turns |= {(name, work): turn for work, turn in _calibrate(ready).items()}
+    begun, threads = time.perf_counter(), torch.get_num_threads()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
-    shown = f"{len(variants)} in turns, {threads} thread{'s' * (threads > 1)}"
-    print(f"measuring speed: {shown}, about {most:.0f} s", flush=True)
+    shown = f"{', '.join(variants)}, in turns, {threads} thread{'s' * (threads > 1)}"
+    print(f"measuring the speed of {shown}, about {most:.0f} s", file=sys.stderr, flush=True)
 
     def ends(found: dict[Any, list[float]]) -> bool:
-        rounds, now = len(found[None]), time.perf_counter()
+        steps = {name: found[name, "step"] for name in variants}
+        rounds, now = len(next(iter(steps.values()))), time.perf_counter()
         late = now + (now - begun) / rounds > start + most  # after another round
-        steps = {name: found[name, 0] for name in variants}
         return rounds >= MIN_ROUNDS and (late or is_enough(steps))
 
     found = interleave(turns, MAX_ROUNDS, ends)
     return Session(
         made=datetime.now(UTC).isoformat(timespec="microseconds"),
-        device=device_name(first.device),
+        device=device_name(next(iter(variants.values()))[2].device),
         threads=threads,
         versions={name: version(name) for name in ("gptattn", "torch", "lightning")},
-        matmul=found[None],
         variants={
-            one.key: Turns(
-                one.code,
-                found[name, 0],
-                {rows: found[name, rows] for rows in BATCHES if (name, rows) in found},
+            key: Turns(
+                code=code,
+                step=found[name, "step"],
+                token={rows: found[name, rows] for rows in BATCHES if (name, rows) in found},
+                matmul=found[name, "matmul"],
             )
-            for name, one in variants.items()
+            for name, (key, code, _) in variants.items()
         },
     )
 
 
-def _calibrate(ready: Ready) -> dict[int, Turn]:
-    """Return the turns, each of about the same length: training by 0, decoding by its rows."""
+def _calibrate(ready: Ready) -> dict[str | int, Turn]:
+    """Return the turns by their work: a `step`, a product of matrices, decoding so many rows."""
+    device, dtype = ready.device, DTYPES[ready.cfg.trainer.precision]
+    context, cached = ready.cfg.model.context_length, ready.cost.kv_bytes_per_token is not None
+
+    def multiply() -> float:
+        set_numerics(ready)
+        return 1 / matmul_flops_per_second(device, dtype)
+
     steps = max(1, round(TRAINING_SECONDS / train_steps(ready, 1)))
-    found: dict[int, Turn] = {0: partial(train_steps, ready, steps)}
-    for rows in BATCHES if ready.cost.kv_bytes_per_token is not None else ():
+    found: dict[str | int, Turn] = {"step": partial(train_steps, ready, steps), "matmul": multiply}
+    for rows in BATCHES if cached and context > 1 else ():
         tokens = max(1, round(DECODING_SECONDS / decode_tokens(ready, rows, 1)))
-        most = max(1, ready.cfg.model.context_length // 2)
-        found[rows] = partial(decode_tokens, ready, rows, min(tokens, most))
+        found[rows] = partial(decode_tokens, ready, rows, min(tokens, context // 2))
     return found
 
 
@@ -160,8 +162,13 @@ def train_steps(ready: Ready, steps: int) -> float:
     for block in model.layers() if cfg.compile else ():
         block.compile()
     ends: list[float] = []
+    handlers = {number: signal.getsignal(number) for number in handled_signals()}
 
     class Clock(L.Callback):
+        def on_train_start(self, *args: Any) -> None:
+            for number, handler in handlers.items():  # Lightning's own end with exit code 0
+                signal.signal(number, handler)
+
         def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
             if trainer.global_step > len(ends):  # not a micro-batch
                 if trainer.global_step in (WARM_UP, WARM_UP + steps):
@@ -182,7 +189,12 @@ def train_steps(ready: Ready, steps: int) -> float:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(LanguageModel(model, cfg, ready.data, lambda step: 1.0, ready.matrices))
+    try:
+        trainer.fit(LanguageModel(model, cfg, ready.data, lambda step: 1.0, ready.matrices))
+    except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
+        if isinstance(ended.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from ended
+        raise
     taken = [end - start for start, end in pairwise(ends[WARM_UP - 1 :])]
     return median(taken) if on_cpu else mean(taken)
 
@@ -202,4 +214,5 @@ def decode_tokens(ready: Ready, rows: int, tokens: int) -> float:
 
 
 def _build(ready: Ready) -> Any:
+    set_numerics(ready)
     return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, plans=False)

@@ -29,10 +29,10 @@ def measured(home: Path, made: str, threads: int, **steps: list[float]) -> None:
     for variant, step in steps.items():
         run = RunFolder(home / f"{variant}_s1")
         code = run.read_provenance().digest
-        turns = Turns(code, step, {1: [0.002] * len(step), 8: [0.004] * len(step)})
+        rounds = len(step)
+        turns = Turns(code, step, {1: [0.002] * rounds, 8: [0.004] * rounds}, [1e-12] * rounds)
         variants[variant_key(run.read_record())] = turns
-    rounds = len(next(iter(steps.values())))
-    add_speeds(home, Session(made, "a processor", threads, {}, [1e-12] * rounds, variants))
+    add_speeds(home, Session(made, "a processor", threads, {}, variants))
 
 
 def test_a_ratio_is_that_of_rounds_with_students_interval_of_the_logarithms():
@@ -65,12 +65,20 @@ def test_a_report_has_the_measured_speeds_and_their_ratio(tmp_path):
     assert gqa[heading.index("decode 8 rows")] == "2,000"
     table = section_table(section)
     assert "faster" in table.words[0]
-    assert any("3 rounds" in line and "2 threads, a processor" in line for line in table.notes)
+    assert any("2 threads, a processor" in line for line in table.notes)
     assert section.rows[1].fronts == ["params", "cache", "flops", "training", "decoding"]
     frame = load_runs(tmp_path)
     assert frame.loc[frame.variant == "gqa", "speed/tokens_per_s"].tolist() == [409_600] * 2
     # FLOPs of a token, 738,048, times tokens/s, of a rate of 1e12.
     assert frame["speed/mfu"].max() == pytest.approx(738_048 * 409_600 / 1e12)
+
+
+def test_a_damaged_record_of_speeds_counts_as_none(tmp_path):
+    write_runs(tmp_path, "mha", "gqa")
+    measured(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[1.0, 0.0])
+    (section,) = load_comparison(tmp_path).sections
+    assert "speed/tokens_per_s" not in section.rows[0].metrics
+    assert any("speed=true" in line for line in section.notes)
 
 
 def test_neither_faster_nor_slower_is_said_where_it_is_not_shown(tmp_path):
@@ -87,11 +95,14 @@ def test_a_new_variant_is_compared_by_the_turns_that_it_took_with_the_baseline(t
     measured(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[0.5, 0.5])
     measured(tmp_path, "2", 2, mha=[2.0, 2.0], mqa=[0.5, 0.5])  # on a machine that has slowed down
     (section,) = load_comparison(tmp_path).sections
+    # Its tokens/s are those of the ratio, on the scale of the baseline's newest.
     assert {row.name: row.mean("speed/ratio") for row in section.rows} == {
         "mha": None,
         "gqa": pytest.approx(2.0),
         "mqa": pytest.approx(4.0),
     }
+    speeds = {row.name: row.mean("speed/tokens_per_s") for row in section.rows}
+    assert speeds == {"mha": 1024, "gqa": pytest.approx(2048), "mqa": pytest.approx(4096)}
 
 
 def test_speeds_of_other_threads_or_other_code_are_not_compared(tmp_path):

@@ -61,15 +61,15 @@ def sweep(folder: Path, *overrides: str) -> int:
 def test_a_sweep_ends_with_the_speed_of_each_variant_measured_once(tmp_path, capfd):
     given = tiny(tmp_path, "attn=mha", "seed=1,2")
     assert command(tmp_path, "-m", *given) == 0
-    out = capfd.readouterr().out
-    assert "measuring speed: 1 in turns, 1 thread" in out
+    out, err = capfd.readouterr()
+    assert "measuring the speed of mha, in turns, 1 thread" in err
     assert "tokens/s" in out
     home = tmp_path / HOME
     (session,) = json.loads((home / "speed.json").read_text(encoding="utf-8"))
     assert [len(one["step"]) for one in session["variants"].values()] == [5]
     assert (home / "comparison" / "comparison.html").is_file()
     assert command(tmp_path, "-m", *given) == 0
-    assert "measuring speed" not in capfd.readouterr().out
+    assert "measuring" not in capfd.readouterr().err
 
 
 def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_one_alone(tmp_path):

@@ -77,8 +77,8 @@ def test_a_run_of_a_sweep_is_measured_as_it_would_train_alone(tmp_path):
     run = train(tmp_path, "++trainer.threads=1", "sweep.beside_others=true")
     typed = train(tmp_path / "typed", "trainer.threads=1")
     with process_state():
-        assert prepare(run).ready.cfg.trainer.threads is None
-        assert prepare(typed).ready.cfg.trainer.threads == 1
+        assert prepare(run)[2].cfg.trainer.threads is None
+        assert prepare(typed)[2].cfg.trainer.threads == 1
 
 
 def test_speeds_of_all_variants_are_one_session(tmp_path):
@@ -93,9 +93,9 @@ def test_speeds_of_all_variants_are_one_session(tmp_path):
 
         session = measure_speeds(variants, is_enough)
     assert asked == [5]  # the fewest rounds
-    turns = [session.variants[variants[name].key] for name in runs]
+    turns = [session.variants[variants[name][0]] for name in runs]
     assert [[len(one.step), *map(len, one.token.values())] for one in turns] == [[5, 5, 5]] * 2
-    assert len(session.matmul) == 5
+    assert len(turns[0].matmul) == 5
     assert turns[0].code == RunFolder(runs["mha"]).read_provenance().digest
 
 

@@ -114,7 +114,7 @@ def run(arguments: Sequence[str]) -> None:
     comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     _print(comparison)
     print(f"page: {write_report(comparison, curves, out, still_open)}")
-    print(f"look: {describe_board(beside if out.parent == beside else out)}")
+    print(f"look: {describe_board(beside if out.parent == beside else out, comparison)}")
 
 
 def _report_track(
@@ -137,7 +137,7 @@ def _report_track(
     from gptattn.settings.identity import flat, result_settings
     from gptattn.training.fingerprint import FingerprintCache, agrees
 
-    for name in ("baseline", "by", "metrics"):
+    for name in ("baseline", "by", "metrics", "speed"):
         if getattr(args, name):
             raise ConfigError(name, "does not apply to the attention track; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -37,11 +36,6 @@ class Arguments:
     samples: Count = option("number of texts, generated as a batch", 1)
     seed: Seed = option("the same seed gives the same text", 1)
     device: Accelerator = option("cpu, gpu or auto", "auto")
-    dtype: Literal["float32", "bfloat16"] = option(
-        "bfloat16: half the bytes to read, so up to twice as fast on a processor with "
-        "instructions for it, and slower on others; texts may differ",
-        "float32",
-    )
     threads: Threads | None = option("CPU threads; default: all. 1 suits a small model")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
@@ -56,7 +50,7 @@ def run(arguments: Sequence[str]) -> None:
     set_threads(args.threads)
     prompt = read_prompt(args.prompt)
     saved = load_run(args.run, args.allow_targets)
-    model = saved.model.to(device, torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
+    model = saved.model.to(device)
     ids = torch.from_numpy(saved.tokenizer.encode(prompt, "prompt").astype("int64")).to(device)
     new = stream(
         model,
@@ -81,8 +75,7 @@ def run(arguments: Sequence[str]) -> None:
         print(make_printable(f"\n---\n{prompt}{tokenizer.decode(sample)}"), end="")
     capacity = min(model.context_length, len(ids) + args.tokens)
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
-    how = saved.cfg.variant + " in bfloat16" * (args.dtype == "bfloat16")
-    speed = f"{args.tokens * args.samples / seconds:,.0f} tokens/s, {how}"
+    speed = f"{args.tokens * args.samples / seconds:,.0f} tokens/s, {saved.cfg.variant}"
     cache = f"cache {held / capacity:,.0f} bytes per token, "
     cache += f"{held * args.samples:,} for {args.samples} x {capacity} tokens"
     if not all(block.attention.decodes_from_cache for block in model.layers()):
