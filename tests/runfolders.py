@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.speeds import Session, Turns, add_speeds
+from gptattn.runs.two_stages import variant_key
+
 TOKENS, FLOPS = 2_048, 738_048.0  # tokens per step; FLOPs per token
 
 
@@ -107,3 +111,15 @@ def write_rows(run: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the run's metrics.jsonl."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     (run / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def write_speeds(home: Path, made: str, threads: int, **steps: list[float]) -> None:
+    """Record a session with the seconds of each variant's step in each round."""
+    variants = {}
+    for variant, step in steps.items():
+        run = RunFolder(home / f"{variant}_s1")
+        code = run.read_provenance().digest
+        rounds = len(step)
+        turns = Turns(code, step, {1: [0.002] * rounds, 8: [0.004] * rounds}, [1e-12] * rounds)
+        variants[variant_key(run.read_record())] = turns
+    add_speeds(home, Session(made, "a processor", threads, {}, variants))

@@ -34,7 +34,6 @@ def test_compare_takes_folders_without_a_name_and_options_with_one():
     ("name", "arguments", "said"),
     [
         ("generate", ["run=a", "tokens=many"], "tokens: 'many'"),
-        ("generate", ["run=a", "dtype=half"], "dtype: bfloat16"),
         ("generate", ["promt=L"], "promt: prompt"),
         ("generate", ["prompt=L"], "run: run="),
         ("convert", ["from=a", "to=gqa", "seed=-1"], "seed: >= 0"),

@@ -5,14 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from runfolders import write_run
+from runfolders import write_run, write_speeds
 
 from gptattn.compare.finished_runs import load_runs
 from gptattn.compare.speeds import are_narrow, compare_rounds
 from gptattn.compare.table import load_comparison, report_rows, section_table
-from gptattn.runs.folder import RunFolder
-from gptattn.runs.speeds import Session, Turns, add_speeds
-from gptattn.runs.two_stages import variant_key
 
 TWO = {"batch_size": 16}
 
@@ -21,18 +18,6 @@ def write_runs(home: Path, *variants: str, **same: object) -> None:
     for variant in variants:
         for seed in (1, 2):
             write_run(home / f"{variant}_s{seed}", variant, seed, 2.0, config=TWO, **same)
-
-
-def measured(home: Path, made: str, threads: int, **steps: list[float]) -> None:
-    """Record a session with the seconds of each variant's step in each round."""
-    variants = {}
-    for variant, step in steps.items():
-        run = RunFolder(home / f"{variant}_s1")
-        code = run.read_provenance().digest
-        rounds = len(step)
-        turns = Turns(code, step, {1: [0.002] * rounds, 8: [0.004] * rounds}, [1e-12] * rounds)
-        variants[variant_key(run.read_record())] = turns
-    add_speeds(home, Session(made, "a processor", threads, {}, variants))
 
 
 def test_a_ratio_is_that_of_rounds_with_students_interval_of_the_logarithms():
@@ -54,7 +39,7 @@ def test_measuring_ends_once_each_interval_is_within_three_percent():
 
 def test_a_report_has_the_measured_speeds_and_their_ratio(tmp_path):
     write_runs(tmp_path, "mha", "gqa")
-    measured(tmp_path, "1", 2, mha=[0.010, 0.011, 0.010], gqa=[0.005, 0.0055, 0.005])
+    write_speeds(tmp_path, "1", 2, mha=[0.010, 0.011, 0.010], gqa=[0.005, 0.0055, 0.005])
     (section,) = load_comparison(tmp_path).sections
     heading, mha, gqa = report_rows(section)
     at = heading.index("tokens/s")
@@ -75,7 +60,7 @@ def test_a_report_has_the_measured_speeds_and_their_ratio(tmp_path):
 
 def test_a_damaged_record_of_speeds_counts_as_none(tmp_path):
     write_runs(tmp_path, "mha", "gqa")
-    measured(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[1.0, 0.0])
+    write_speeds(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[1.0, 0.0])
     (section,) = load_comparison(tmp_path).sections
     assert "speed/tokens_per_s" not in section.rows[0].metrics
     assert any("speed=true" in line for line in section.notes)
@@ -83,7 +68,7 @@ def test_a_damaged_record_of_speeds_counts_as_none(tmp_path):
 
 def test_neither_faster_nor_slower_is_said_where_it_is_not_shown(tmp_path):
     write_runs(tmp_path, "mha", "gqa")
-    measured(tmp_path, "1", 2, mha=[1.0, 1.0, 1.0], gqa=[0.9, 1.0, 1.15])
+    write_speeds(tmp_path, "1", 2, mha=[1.0, 1.0, 1.0], gqa=[0.9, 1.0, 1.15])
     (section,) = load_comparison(tmp_path).sections
     (words, *_) = section_table(section).words
     assert "no difference in training speed" in words
@@ -92,8 +77,10 @@ def test_neither_faster_nor_slower_is_said_where_it_is_not_shown(tmp_path):
 
 def test_a_new_variant_is_compared_by_the_turns_that_it_took_with_the_baseline(tmp_path):
     write_runs(tmp_path, "mha", "gqa", "mqa")
-    measured(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[0.5, 0.5])
-    measured(tmp_path, "2", 2, mha=[2.0, 2.0], mqa=[0.5, 0.5])  # on a machine that has slowed down
+    write_speeds(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[0.5, 0.5])
+    write_speeds(
+        tmp_path, "2", 2, mha=[2.0, 2.0], mqa=[0.5, 0.5]
+    )  # on a machine that has slowed down
     (section,) = load_comparison(tmp_path).sections
     # Its tokens/s are those of the ratio, on the scale of the baseline's newest.
     assert {row.name: row.mean("speed/ratio") for row in section.rows} == {
@@ -107,8 +94,8 @@ def test_a_new_variant_is_compared_by_the_turns_that_it_took_with_the_baseline(t
 
 def test_speeds_of_other_threads_or_other_code_are_not_compared(tmp_path):
     write_runs(tmp_path, "mha", "gqa", "mqa", "mla")
-    measured(tmp_path, "1", 1, mqa=[0.5, 0.5])
-    measured(tmp_path, "2", 2, mha=[1.0, 1.0], gqa=[0.5, 0.5], mla=[0.5, 0.5])
+    write_speeds(tmp_path, "1", 1, mqa=[0.5, 0.5])
+    write_speeds(tmp_path, "2", 2, mha=[1.0, 1.0], gqa=[0.5, 0.5], mla=[0.5, 0.5])
     for seed in (1, 2):  # trained by code that was edited since
         run = tmp_path / f"mla_s{seed}"
         made = msgspec.json.decode((run / "identity.json").read_bytes())
