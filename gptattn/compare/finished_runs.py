@@ -52,7 +52,7 @@ DAMAGE = (  # raised by a file that was half-written or edited by hand
 class Match(msgspec.Struct, frozen=True):
     """What `match` did to a run's model: it changed `field` from `before` to `after`."""
 
-    what: str  # the matched cost: params, flops or kv_cache
+    what: str  # the matched cost: params or flops
     field: str  # the setting that was changed, as model.d_mlp
     before: float | None
     after: float | None
