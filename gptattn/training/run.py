@@ -74,7 +74,6 @@ def train(
             console.print("no checkpoint was saved: starting from step 0")
         if "lightning" not in sys.modules:
             console.print("loading lightning")
-        quiet_lightning()
         if not FIRST:
             return _train(ready, held, console)
         if not resume:
@@ -134,6 +133,7 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
     from gptattn.training.console_output import make_table
     from gptattn.training.record import quiet_writer_threads
 
+    quiet_lightning()  # once it is imported, which sets the levels of its loggers
     cfg, state = ready.cfg, ready.state
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
         threads = set_numerics(ready)
