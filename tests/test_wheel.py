@@ -30,6 +30,7 @@ def call(*arguments: str | Path, cwd: Path, **environment: str) -> str:
         env={**inherited, **environment},
     )
     assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+    assert "GPU available" not in done.stderr  # Lightning's words
     return done.stdout
 
 
@@ -78,6 +79,6 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(w
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "markdown=true", cwd=folder)
 
     # Each command says how it is called itself.
-    names = "check compare evaluate generate convert attention-map prepare recipes new"
+    names = "check compare evaluate generate convert attention-map prepare new"
     for name in names.split():
         assert f"gptattn-{name} " in call(scripts / f"gptattn-{name}", "--help", cwd=folder)
