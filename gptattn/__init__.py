@@ -13,7 +13,7 @@ _HOMES = {
     "compare": "gptattn.compare",  # a subpackage that can be called
     "load_curves": "gptattn.compare.curves",
     "load_run": "gptattn.runs.load",
-    "load_runs": "gptattn.compare.finished_runs",
+    "load_runs": "gptattn.compare.table",
 }
 
 

@@ -9,10 +9,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from gptattn.compare.finished_runs import load_runs
-
-__all__ = ["load_runs"]
-
 
 class _CallableModule(ModuleType):
     """So that `gptattn.compare("outputs/scratch")` works, although it is also this subpackage."""

@@ -36,12 +36,13 @@ MAX_NAME = 200  # characters of a folder's name, which systems limit
 MAX_COLUMNS = 6  # of a table beside the names: TensorBoard breaks the words of a wide one
 
 
-def describe_board(folder: Path, comparison: Comparison) -> str:
-    """Return the command that shows the folder in TensorBoard, and the address to open.
+def describe_board(out: Path, comparison: Comparison) -> str:
+    """Return the command that shows a report in TensorBoard, and the address to open.
 
     There the answers are pinned, lines are not smoothed, and the runs of a variant have one colour.
     """
-    run = {"runId": "defaultExperimentId/comparison", "sample": 0}
+    folder, name = (out.parent, out.name) if out.name == "comparison" else (out, ".")
+    run = {"runId": f"defaultExperimentId/{name}", "sample": 0}
     first = "1_" if len(comparison.sections) > 1 else ""  # of the names of plots
     cards = [
         *({"plugin": "images", "tag": f"comparison/{first}{plot}", **run} for plot in PINNED),

@@ -1,7 +1,4 @@
-"""Reads finished runs: `read_runs` as records, `load_runs` as a table with one row per run.
-
-Unfinished or damaged run folders are skipped, each with a line that says why.
-"""
+"""Reads finished runs; others are skipped, each with a line that says why."""
 
 import math
 import os
@@ -9,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,9 +22,6 @@ from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
 from gptattn.settings.own_code import use_recorded
 from gptattn.settings.record import complete_record
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ only here.
@@ -153,34 +147,6 @@ def find_experiment(runs: Sequence[Run]) -> str | None:
     """Return which of SHIPPED these runs belong to: the track, its gate, or none."""
     homes = {run.folder.absolute().parent.name for run in runs}
     return homes.pop() if len(homes) == 1 and homes <= SHIPPED.keys() else None
-
-
-def load_runs(*folders: str | Path) -> "DataFrame":
-    """Return a pandas DataFrame with one row per finished run at or below the folders.
-
-    Its columns are folder, variant, seed, budget, steps and code; then the run's metrics under the
-    names they have in its record (`val/loss`, `cost/params`), and its settings (`model.d_model`, as
-    text). Missing values are NaN. `attrs["skipped"]` has a line per folder that was skipped.
-    Raises DataError if a path is no folder or no finished run is found.
-    """
-    from pandas import DataFrame  # slow to import, and training only needs `read_runs`
-
-    runs, skipped = read_runs(folders)
-    frame = DataFrame(
-        {
-            "folder": str(run.folder),
-            "variant": run.variant,
-            "seed": run.seed,
-            "budget": run.settings["budget"],
-            "steps": run.steps,
-            "code": run.code,
-            **run.metrics,
-            **run.settings,
-        }
-        for run in runs
-    )
-    frame.attrs["skipped"] = skipped
-    return frame
 
 
 def one_line(text: str) -> str:

@@ -1,18 +1,22 @@
 """Writes a report: one self-contained page, CSV of its figures, and the plots."""
 
 import re
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
+from gptattn.compare.board import describe_board, write_board
 from gptattn.compare.comparison import Comparison, Section
-from gptattn.compare.curves import Curves
+from gptattn.compare.curves import Curves, read_all_curves
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import one_line
-from gptattn.compare.table import evaluation_tables, section_table
+from gptattn.compare.table import evaluation_tables, print_tables, section_table, warning_lines
 from gptattn.compare.track import Track, track_table
+from gptattn.machine.console import make_console
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.sweep_states import PLANNED, describe_open
@@ -26,6 +30,24 @@ PLOTS = rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)"
 FORMER = re.compile(rf"{PLOTS}|comparison\.json")
 
 
+def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] = ()) -> None:
+    """Print the tables and warnings; write the report to `out`, and say how to look at it.
+
+    Raises DiskError if a file cannot be written.
+    """
+    curves: Mapping[Path, Curves] = {}
+    if out is not None:
+        claim_folder(out)
+        curves, damage = read_all_curves(comparison.runs)
+        comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
+    print_tables(comparison, make_console())
+    for line in warning_lines(comparison):
+        print(f"warning: {line}", file=sys.stderr)
+    if out is not None:
+        print(f"page: {write_report(comparison, curves, out, still_open)}")
+        print(f"look: {describe_board(out, comparison)}")
+
+
 def write_report(
     comparison: Comparison, curves: Mapping[Path, Curves], out: Path, still_open: Sequence[str] = ()
 ) -> Path:
@@ -34,8 +56,7 @@ def write_report(
     The folder must exist. `still_open` has lines on unfinished sweeps. The page escapes all text
     from run folders. Raises DiskError if a file cannot be written.
     """
-    # These import matplotlib, TensorBoard and jinja2, for a second: not needed to print a table.
-    from gptattn.compare.board import write_board
+    # These import matplotlib and jinja2, for a second: not needed to print a table.
     from gptattn.compare.plots import draw_plots
     from gptattn.machine.template import fill_template
 

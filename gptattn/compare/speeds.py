@@ -56,22 +56,24 @@ def compare_speeds(
         why = "shared the machine" if shared else "differ in machine or threads"
         notes.append(f"no peak MB: the runs {why}")
     bases = {one.session.made: one for one in list_measured(groups[baseline])}
-    newest, pairs = next(reversed(bases.values()), None), dict[str, tuple[Measured, Measured]]()
-    for name in groups.keys() - {baseline}:
-        for own in list_measured(groups[name]):
-            base = bases.get(own.session.made)
-            if base is not None and newest is not None and base.place == newest.place:
-                pairs[name] = base, own
-    for name, (base, own) in pairs.items():
-        ratio = compare_rounds(base.turns.step, own.turns.step, len(pairs))
-        metrics[name][SPEED_RATIO] = ratio
-        for metric, value in own.metrics.items():
-            if newest is not None and metric in base.metrics and metric in newest.metrics:
-                value *= newest.metrics[metric] / base.metrics[metric]
-            metrics[name][metric] = Estimate(ratio.n, value, None)
-    if newest is not None:
+    pairs: dict[str, tuple[Measured, Measured]] = {}
+    if bases:
+        newest = [*bases.values()][-1]
+        for name in groups:
+            for own in list_measured(groups[name]):
+                base = bases.get(own.session.made)
+                if base is not None and base.place == newest.place:
+                    pairs[name] = base, own
+        for name, (base, own) in pairs.items():
+            if name != baseline:
+                ratio = compare_rounds(base.turns.step, own.turns.step, len(pairs) - 1)
+                metrics[name][SPEED_RATIO] = ratio
+            for metric, value in own.metrics.items():
+                if metric in base.metrics and metric in newest.metrics:
+                    value *= newest.metrics[metric] / base.metrics[metric]
+                metrics[name][metric] = Estimate(len(own.turns.step), value, None)
         notes.append(f"speeds: medians over rounds in turns, {newest.place}")
-    lacking = [name for name in groups if name not in pairs and not (name == baseline and bases)]
+    lacking = [name for name in groups if name not in pairs]
     for name in lacking:
         for metric in MEASURED:
             metrics[name].pop(metric, None)

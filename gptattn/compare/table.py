@@ -23,6 +23,7 @@ from gptattn.runs.metrics import (
     DECODING_SPEED,
     DECODING_SPEED_8,
     LOSS,
+    MEASURED,
     OF_DATA,
     REPORTED,
     SPEED_RATIO,
@@ -257,6 +258,43 @@ def load_comparison(
     runs, skipped = read_runs(paths)
     found = compare(runs, folders=paths, baseline=baseline, by=by, metrics=metrics, skipped=skipped)
     return Report(**vars(found))
+
+
+def load_runs(*folders: str | Path) -> DataFrame:
+    """Return a pandas DataFrame with one row per finished run at or below the folders.
+
+    Its columns are folder, variant, seed, budget, steps and code; then the run's metrics under the
+    names they have in its record (`val/loss`, `cost/params`), those measured of its variant as a
+    report has them (`speed/tokens_per_s`, `speed/ratio` to the baseline with its interval in
+    `speed/ratio low` and `high`), and its settings (`model.d_model`, as text). Missing values are
+    NaN. `attrs["skipped"]` has a line per folder that was skipped. Raises DataError if a path is no
+    folder or no finished run is found.
+    """
+    runs, skipped = read_runs(folders)
+    compared = compare(runs)
+    speeds = compared.table().filter(like="speed/").dropna(axis="columns", how="all")
+    rows = [row for section in compared.sections for row in section.rows]
+    speeds_of = {
+        run.folder: own
+        for row, own in zip(rows, speeds.to_dict("records"), strict=True)
+        for run in row.runs
+    }
+    frame = DataFrame(
+        {
+            "folder": str(run.folder),
+            "variant": run.variant,
+            "seed": run.seed,
+            "budget": run.settings["budget"],
+            "steps": run.steps,
+            "code": run.code,
+            **{metric: value for metric, value in run.metrics.items() if metric not in MEASURED},
+            **speeds_of.get(run.folder, {}),
+            **run.settings,
+        }
+        for run in runs
+    )
+    frame.attrs["skipped"] = skipped
+    return frame
 
 
 def all_tables(comparison: Comparison) -> list[Table]:

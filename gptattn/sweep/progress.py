@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gptattn import command
-from gptattn.machine.console import format_duration, make_console
+from gptattn.machine.console import format_duration
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.plan import Found
 
@@ -49,28 +49,19 @@ def print_end(
         log = RunFolder(path).console_file
         print(f"failed: {path.name}: {why}" + f"; see {log}" * log.is_file(), flush=True)
     if done:
-        from gptattn.compare.board import describe_board
         from gptattn.compare.comparison import compare
-        from gptattn.compare.curves import read_all_curves
         from gptattn.compare.finished_runs import find_experiment, read_runs
-        from gptattn.compare.report import claim_folder, write_report
-        from gptattn.compare.table import print_tables, warning_lines
+        from gptattn.compare.report import publish
         from gptattn.sweep.speed import measure_rows
 
         runs = read_runs(done)[0]
         # The report reads whole folders, which may also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
         if find_experiment(runs) is None:  # the attention track has a table of its own
-            if measures is not None:
-                measure_rows(compare(runs), measures)
-                runs = read_runs(done)[0]
-            comparison = compare(runs, folders=folders)
-            print_tables(comparison, make_console())
-            for line in warning_lines(comparison):
-                print(f"warning: {line}")
-            home = Path(folders[0])
-            claim_folder(home / "comparison")
-            curves, _ = read_all_curves(comparison.runs)
-            print(f"page: {write_report(comparison, curves, home / 'comparison')}")
-            print(f"look: {describe_board(home, comparison)}")
+            try:
+                if measures is not None:
+                    measure_rows(compare(runs), measures)
+            finally:  # the losses are there, also if a signal ends the measurement
+                comparison = compare(read_runs(done)[0], folders=folders)
+                publish(comparison, Path(folders[0], "comparison"))
         print(f"report: {command('compare')} {shlex.join(folders)}", flush=True)

@@ -111,7 +111,9 @@ def test_a_later_report_replaces_the_board_and_nothing_else(tmp_path):
 def test_the_band_of_two_seeds_is_these_seeds(tmp_path, capsys):
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.2]})
     report(sweep, f"out={tmp_path / 'out'}")
-    assert f"tensorboard --logdir {tmp_path / 'out'}\nhttp://localhost" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"tensorboard --logdir {tmp_path / 'out'}\nhttp://localhost" in shown
+    assert "defaultExperimentId/.%22" in shown  # its own run, the folder's
     events = read_events(tmp_path / "out" / "mha")
     ends = {tag: read_line(events, tag)[-1][1] for tag in events.Tags()["tensors"]}
     base = "by_variant/val_loss"
@@ -119,7 +121,7 @@ def test_the_band_of_two_seeds_is_these_seeds(tmp_path, capsys):
 
 
 def test_the_address_pins_cards_that_exist_and_colours_runs_by_variant(sweep):
-    _, address = describe_board(sweep, load_comparison(sweep)).splitlines()
+    _, address = describe_board(sweep / "comparison", load_comparison(sweep)).splitlines()
     query = parse_qs(urlsplit(address).query, strict_parsing=True)
     cards = json.loads(query["pinnedCards"][0])
     images = read_events(sweep / "comparison").Tags()["images"]

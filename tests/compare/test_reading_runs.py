@@ -10,9 +10,9 @@ from reporting import LOSSES
 from runfolders import write_run, write_sweep
 from support import refuses
 
-from gptattn.compare import load_runs
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import describe_open_sweeps
+from gptattn.compare.table import load_runs
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import write_planned
 

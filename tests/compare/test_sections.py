@@ -11,6 +11,7 @@ from reporting import only_section, report, write_typed
 from runfolders import write_run, write_sweep
 from support import refuses
 
+import gptattn.sweep.speed
 from gptattn.compare.table import load_comparison, report_rows, section_table
 from gptattn.compare.verdicts import headline, match_words
 from gptattn.sweep.progress import print_end
@@ -244,6 +245,17 @@ def test_the_report_command_printed_by_a_sweep_works(tmp_path, capsys):
     print_end(done, {})
     (line,) = re.findall(r"report: gptattn-compare (.*)", capsys.readouterr().out)
     report(*shlex.split(line), "files=false")
+
+
+def test_a_sweep_that_is_stopped_while_it_measures_has_its_table(tmp_path, capsys, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gptattn.sweep.speed, "measure_rows", stop)
+    with pytest.raises(KeyboardInterrupt):
+        print_end([write_run(tmp_path / "1", "mha", 1, 2.0)], {}, measures=())
+    assert "mha" in capsys.readouterr().out
+    assert (tmp_path / "comparison" / "comparison.html").is_file()
 
 
 def test_a_mechanism_without_a_cache_is_not_compared_by_cache(tmp_path):

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 from runfolders import write_run, write_speeds
 
-from gptattn.compare.finished_runs import load_runs
 from gptattn.compare.speeds import are_narrow, compare_rounds
-from gptattn.compare.table import load_comparison, report_rows, section_table
+from gptattn.compare.table import load_comparison, load_runs, report_rows, section_table
 
 TWO = {"batch_size": 16}
 
@@ -54,6 +53,9 @@ def test_a_report_has_the_measured_speeds_and_their_ratio(tmp_path):
     assert section.rows[1].fronts == ["params", "cache", "flops", "training", "decoding"]
     frame = load_runs(tmp_path)
     assert frame.loc[frame.variant == "gqa", "speed/tokens_per_s"].tolist() == [409_600] * 2
+    for end in ("", " low", " high"):
+        column = frame.sort_values(["variant", "seed"])[f"speed/ratio{end}"]
+        assert column.tolist() == pytest.approx([2, 2, math.nan, math.nan], nan_ok=True)
     # FLOPs of a token, 738,048, times tokens/s, of a rate of 1e12.
     assert frame["speed/mfu"].max() == pytest.approx(738_048 * 409_600 / 1e12)
 

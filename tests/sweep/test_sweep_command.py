@@ -140,7 +140,9 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(tmp_path, capfd, monkeypa
         "checks=false",
     )
     assert sweep(tmp_path, *own, "+attn.how=kill,raise,not", "sweep.jobs=1") == 137
-    assert is_complaint(capfd.readouterr().err, "sweep: 2 of 3")
+    *warnings, line = capfd.readouterr().err.splitlines()
+    assert is_complaint(line, "sweep: 2 of 3")
+    assert all(warning.startswith("warning: ") for warning in warnings)
     (done,) = run_folders(tmp_path)
     assert config(done)["attn"]["how"] == "not"
     killed, raised = (next((tmp_path / HOME).glob(f"*how-{how}*")) for how in ("kill", "raise"))

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,10 +12,9 @@ import msgspec
 from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED, find_experiment, one_line, read_runs
 from gptattn.errors import ConfigError
-from gptattn.machine.console import StdoutConsole
+from gptattn.machine.console import make_console
 
 if TYPE_CHECKING:
-    from gptattn.compare.comparison import Comparison
     from gptattn.compare.finished_runs import Run
     from gptattn.compare.track import Entry
 
@@ -94,27 +93,15 @@ def run(arguments: Sequence[str]) -> None:
             print(f"warning: {line}", file=sys.stderr)
         return
 
-    from gptattn.compare.report import claim_folder, describe_open_sweeps, write_report
+    from gptattn.compare.report import describe_open_sweeps, publish
 
     still_open = describe_open_sweeps(args.folder)
     for line in still_open:
         print(f"open: {line}", file=sys.stderr)
-    if not args.files:
-        _print(comparison)
-        return
-
-    from gptattn.compare.board import describe_board
-    from gptattn.compare.curves import read_all_curves
-
     first = args.folder[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
-    out = args.out or beside / "comparison"
-    claim_folder(out)
-    curves, damage = read_all_curves(comparison.runs)
-    comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
-    _print(comparison)
-    print(f"page: {write_report(comparison, curves, out, still_open)}")
-    print(f"look: {describe_board(beside if out.parent == beside else out, comparison)}")
+    out = (args.out or beside / "comparison") if args.files else None
+    publish(comparison, out, still_open)
 
 
 def _report_track(
@@ -163,7 +150,7 @@ def _report_track(
     if args.markdown:
         print(table.to_markdown(), *(f"- {note}" for note in table.notes), sep="\n")
         return
-    table.print(StdoutConsole(highlight=False, markup=False, emoji=False))
+    table.print(make_console())
     if track.rows and args.files and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
         claim_folder(out)
@@ -179,14 +166,6 @@ def _report_track(
         write_shipped(chosen, shipped)
         names = ", ".join(dict.fromkeys(entry.name for entry in chosen))
         print(f"shipped to {shipped}: {names or 'nothing'}")
-
-
-def _print(comparison: "Comparison") -> None:
-    from gptattn.compare.table import print_tables, warning_lines
-
-    print_tables(comparison, StdoutConsole(highlight=False, markup=False, emoji=False))
-    for line in warning_lines(comparison):
-        print(f"warning: {line}", file=sys.stderr)
 
 
 main = partial(run_script, run, Arguments, __doc__)
