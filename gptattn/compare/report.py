@@ -56,7 +56,6 @@ def write_report(
     The folder must exist. `still_open` has lines on unfinished sweeps. The page escapes all text
     from run folders. Raises DiskError if a file cannot be written.
     """
-    # These import matplotlib and jinja2, for a second: not needed to print a table.
     from gptattn.compare.plots import draw_plots
     from gptattn.machine.template import fill_template
 

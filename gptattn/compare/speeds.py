@@ -7,7 +7,7 @@ import numpy as np
 
 from gptattn import command
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.statistics import Estimate, t_interval
+from gptattn.compare.statistics import Estimate, critical_t
 from gptattn.runs.metrics import MEASURED, MEMORY, SPEED_RATIO
 from gptattn.runs.speeds import Measured
 
@@ -17,13 +17,15 @@ HALF_WIDTH = 0.03  # of a ratio's interval: narrow enough
 def compare_rounds(base: Sequence[float], own: Sequence[float], comparisons: int) -> Estimate:
     """Return the ratio of speeds, from the seconds of both in each round.
 
-    Its interval is Student's, of the logarithms of the rounds' ratios, Bonferroni-corrected.
+    It is the 20% trimmed mean of the logarithms of the rounds' ratios, as other work comes in
+    bursts; the interval is Yuen's (1974, Biometrika 61, 165-170), Bonferroni-corrected.
     """
-    logs = np.log(np.asarray(base) / np.asarray(own))
-    low, high = t_interval(logs, comparisons) or (-np.inf, np.inf)
-    return Estimate(
-        len(logs), float(np.exp(logs.mean())), (float(np.exp(low)), float(np.exp(high)))
-    )
+    logs = np.sort(np.log(np.asarray(base) / np.asarray(own)))
+    kept = logs[len(logs) // 5 : len(logs) - len(logs) // 5]
+    n, squares = len(kept), len(logs) * np.clip(logs, kept[0], kept[-1]).var()
+    half = critical_t(n, comparisons) * np.sqrt(squares / (n * (n - 1))) if n > 1 else np.inf
+    low, mean, high = np.exp(kept.mean() + np.array([-half, 0.0, half])).tolist()
+    return Estimate(len(logs), mean, (low, high))
 
 
 def are_narrow(seconds: Mapping[str, Sequence[float]], baseline: str) -> bool:

@@ -274,11 +274,8 @@ def load_runs(*folders: str | Path) -> DataFrame:
     compared = compare(runs)
     speeds = compared.table().filter(like="speed/").dropna(axis="columns", how="all")
     rows = [row for section in compared.sections for row in section.rows]
-    speeds_of = {
-        run.folder: own
-        for row, own in zip(rows, speeds.to_dict("records"), strict=True)
-        for run in row.runs
-    }
+    lines = zip(rows, speeds.to_dict("records"), strict=True)
+    speeds_of = {run.folder: own for row, own in lines for run in row.runs}
     frame = DataFrame(
         {
             "folder": str(run.folder),

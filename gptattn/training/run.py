@@ -22,7 +22,7 @@ from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import reset_peak_memory, set_threads
+from gptattn.machine.device import keep_freed_memory, reset_peak_memory, set_threads
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.runs.folder import RunFolder, name_run
@@ -174,6 +174,7 @@ def set_numerics(ready: Ready) -> int:
     torch.set_float32_matmul_precision(trainer.matmul_precision)
     # Filling memory before use, where a GPU is deterministic, is for debugging, and slow.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    keep_freed_memory()
     return set_threads(threads)
 
 
