@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 from msgspec import Meta, ValidationError, convert
 
 from gptattn.errors import ConfigError
+from gptattn.machine.disk import expand_path
 from gptattn.machine.ending import run_command
 from gptattn.settings.values import build_dataclass, check_type, suggest
 
@@ -123,5 +124,5 @@ def _convert(hint: Any, text: str, name: str) -> Any:
     if text == "null" and type(None) in get_args(hint):
         return None
     with contextlib.suppress(ValidationError):
-        return convert(text, hint, strict=False, dec_hook=lambda kind, one: kind(one))
+        return convert(text, hint, strict=False, dec_hook=lambda _, one: expand_path(one, name))
     return check_type(name, text, hint)

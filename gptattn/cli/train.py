@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -19,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import gptattn.cli.help  # noqa: F401  its resolvers fill the template of --help
 from gptattn.errors import ConfigError
+from gptattn.machine.disk import expand_path
 from gptattn.machine.ending import (
     FIRST,
     WORDS,
@@ -105,7 +105,7 @@ def run_job(cfg: DictConfig) -> float:
             place = resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
 
-            recorded = load_config(Path(resume), settings.allow_targets, "resume")
+            recorded = load_config(expand_path(resume, "resume"), settings.allow_targets, "resume")
             settings = resume_settings(recorded, overrides, cfg)
         check(settings)
 

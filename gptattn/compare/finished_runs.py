@@ -1,7 +1,6 @@
 """Reads finished runs; others are skipped, each with a line that says why."""
 
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import msgspec
 
 from gptattn import command
 from gptattn.errors import DataError
+from gptattn.machine.disk import expand_path, walk_once
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
@@ -121,7 +121,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     runs: list[Run] = []
     skipped: list[str] = []
     seen: set[str] = set()
-    for path in map(Path, paths):
+    for path in (expand_path(path, "run folder") for path in paths):
         if not path.is_dir():
             raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, skipped):
@@ -174,13 +174,7 @@ def _run_folders(path: Path, seen: set[str], skipped: list[str]) -> Iterator[Pat
     def skip(error: OSError) -> None:
         skipped.append(one_line(f"{error.filename}: {error.strerror}"))
 
-    for where, below, files in os.walk(path, onerror=skip, followlinks=True):
-        folder = Path(where)
-        if os.path.realpath(folder) in seen:
-            below.clear()
-            continue
-        seen.add(os.path.realpath(folder))
-        below[:] = sorted(name for name in below if name[0] != ".")
+    for folder, below, files in walk_once(path, seen, skip):
         if CONFIG in files:
             yield folder
         elif TUNING in below:

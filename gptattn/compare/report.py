@@ -2,7 +2,6 @@
 
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from gptattn.compare.finished_runs import one_line
 from gptattn.compare.table import evaluation_tables, print_tables, section_table, warning_lines
 from gptattn.compare.track import Track, track_table
 from gptattn.machine.console import make_console
-from gptattn.machine.disk import disk_errors, write_atomically
+from gptattn.machine.disk import claim_folder, disk_errors, write_atomically
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.sweep_states import PLANNED, describe_open
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
 PLOTS = rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)"
 FORMER = re.compile(rf"{PLOTS}|comparison\.json")
+FILES = rf"{FORMER.pattern}|comparison\.(csv|html)|track\.(csv|svg|png)"
 
 
 def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] 
     """
     curves: Mapping[Path, Curves] = {}
     if out is not None:
-        claim_folder(out)
+        claim_folder(out, "report", FILES, "out")
         curves, damage = read_all_curves(comparison.runs)
         comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     print_tables(comparison, make_console())
@@ -131,16 +131,6 @@ def _standalone(svg: str) -> str:
     end = svg.index(">") + 1
     head = '<?xml version="1.0" encoding="utf-8"?>'
     return f"{head}\n{svg[:end]}<style>{style}</style>{svg[end:]}\n"
-
-
-def claim_folder(folder: Path) -> None:
-    """Make the folder and check that it is writable, before anything slow starts.
-
-    Raises DiskError.
-    """
-    with disk_errors(folder, "out"):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gptattn.data.run_data import Request
-from gptattn.data.text import expand_home, find_files, find_sides
+from gptattn.data.text import find_files, find_sides
 from gptattn.data.tokenizer import FOLDER, Ids
 from gptattn.data.tokens import (
     INDEX,
@@ -25,6 +25,7 @@ from gptattn.data.tokens import (
     stamp_file,
 )
 from gptattn.errors import ConfigError, DataError
+from gptattn.machine.disk import expand_path
 from gptattn.machine.read_progress import show_progress
 
 MAGIC = (20240520).to_bytes(4, "little")
@@ -43,7 +44,7 @@ class BinFiles(TokenSource):
 
     def __init__(self, path: str, val_path: str | None = None) -> None:
         self.path, self.val_path = path, val_path
-        self.name, self.root = path, expand_home(path, "data.path")
+        self.name, self.root = path, expand_path(path, "data.path")
 
     def load(self, request: Request) -> TokenData:
         if not (self.root / INDEX).is_file():

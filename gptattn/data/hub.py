@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gptattn.data.text import TextSource, expand_home, find_sides
+from gptattn.data.text import TextSource, find_sides
 from gptattn.data.tokenizer import Piece, utf8
 from gptattn.data.tokens import stamp_file
 from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
-from gptattn.machine.disk import REFUSALS
+from gptattn.machine.disk import REFUSALS, expand_path
 
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 PREFIX = "hf:"
@@ -36,7 +36,7 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     without the extra `hf`, CheckpointError for what cannot be fetched.
     """
     if not is_hub_name(name):
-        return expand_home(name, field)
+        return expand_path(name, field)
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
         raise ConfigError(

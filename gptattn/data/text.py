@@ -8,6 +8,7 @@ import sysconfig
 import urllib.request
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from http.client import HTTPException
 from itertools import groupby, islice
 from pathlib import Path
@@ -19,8 +20,8 @@ from msgspec import Meta
 from gptattn.data.run_data import Request
 from gptattn.data.tokenizer import SEPARATOR, Piece, Tokenizer, utf8
 from gptattn.data.tokens import TokenSource, TokenWriter, stamp_file
-from gptattn.errors import ConfigError, DataError
-from gptattn.machine.disk import write_atomically
+from gptattn.errors import DataError
+from gptattn.machine.disk import expand_path, walk_once, write_atomically
 from gptattn.machine.read_progress import show_progress
 
 SHAKESPEARE_URL = (
@@ -314,40 +315,42 @@ def _download(url: str) -> bytes:
 def cache_folder(cache_dir: str | None) -> Path:
     """Return the folder for token files and downloaded texts; default: the user's cache folder."""
     if cache_dir is not None:
-        return expand_home(cache_dir, "cache_dir")
+        return expand_path(cache_dir, "cache_dir")
     base = os.environ.get("XDG_CACHE_HOME")
-    return expand_home(base or "~/.cache", "cache_dir") / "gptattn"
-
-
-def expand_home(path: str, field: str) -> Path:
-    """Return the path, with the home folder for `~`. Raises ConfigError, naming `field`."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        what = f"{path}: there is no such home folder; give the whole path"
-        raise ConfigError(field, what) from None
+    return expand_path(base or "~/.cache", "cache_dir") / "gptattn"
 
 
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
     """Return the file, or the files below the folder that match, sorted.
 
-    Hidden and empty ones are skipped. Raises DataError, naming `field`, if there are none.
+    Links are followed. Hidden and empty files are skipped, and folders that were read before.
+    Raises DataError, naming `field`, if there are none.
     """
-    root = expand_home(path, field)
+    root = expand_path(path, field)
     try:
         if not root.exists():
             raise DataError(field, f"{root} does not exist; give a file or a folder")
-        files = sorted(root.glob(pattern)) if root.is_dir() else [root]
-        found = [file for file in files if file.is_file() and file.stat().st_size]
+        found = [root]
+        if root.is_dir():
+            found = [folder / name for folder, _, names in walk_once(root) for name in names]
+            found = [f for f in found if _matches(f.relative_to(root).parts, Path(pattern).parts)]
+        found = sorted(file for file in found if file.stat().st_size and file.is_file())
     except (OSError, ValueError, RuntimeError) as error:
         what = f"{path[:80]} with data.pattern={pattern!r} cannot be read ({error})"
         raise DataError(field, f"{what}; give another path, or a pattern such as **/*") from None
-    # A root that is hidden itself was named by the user.
-    seen = [f for f in found if not any(p.startswith(".") for p in f.relative_to(root).parts)]
-    if not seen:
+    if not found:
         which = f"is empty, or has no file that matches {pattern} and is not empty"
         raise DataError(field, f"{root} {which}; give another file or folder")
-    return seen
+    return found
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a path matches a pattern of which `**` stands for any number of folders."""
+    if pattern and pattern[0] == "**":
+        return any(_matches(names[start:], pattern[1:]) for start in range(len(names) + 1))
+    if not names or not pattern:
+        return not names and not pattern
+    return fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
 def find_sides(

@@ -8,6 +8,7 @@ ids, then the held-out ones, 16 bits each; `documents.npy` says where documents 
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import sys
 import tempfile
@@ -28,11 +29,12 @@ from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, DocumentNumbers, ValidationSet, training_batch
 from gptattn.data.tokenizer import FOLDER, SEPARATOR, Ids, Tokenizer, write_files
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.disk import disk_errors, replacing, write_atomically
+from gptattn.machine.disk import disk_errors, remove_partials, replacing, write_atomically
 from gptattn.machine.lock import is_locked
 from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
+FILES = "|".join(map(re.escape, (TOKENS, INDEX, STARTS, FOLDER)))
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # read at a time
 
@@ -198,8 +200,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
                 return index
             has = "has the ids of another text, or of another tokenizer"
             raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
-        for part in folder.glob(f"{TOKENS}.*.part"):  # of a process that was killed
-            part.unlink()
+        remove_partials(folder, folder / FOLDER)
         with replacing(folder / TOKENS) as file, tempfile.TemporaryFile(dir=folder) as held_out:
             train, val = TokenWriter(file), TokenWriter(held_out)
             text_sha256 = source.write_tokens(request, train, val)

@@ -1,4 +1,4 @@
-"""Writes files atomically: whole or not at all.
+"""Paths as they are typed, files that are written whole or not at all, and what may be replaced.
 
 If the disk is full or read-only, or permission is missing, DiskError names the path.
 """
@@ -6,15 +6,53 @@ If the disk is full or read-only, or permission is missing, DiskError names the 
 import contextlib
 import errno
 import os
+import re
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from gptattn.errors import DiskError
+from gptattn.errors import ConfigError, DiskError, RunFolderError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+PART = ".gptattn-part"  # ends the name of a file that is being written
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+
+
+def expand_path(typed: str | Path, field: str) -> Path:
+    """Return the place that a typed path means: `~` at its start is a home folder, `$` is itself.
+
+    Of what it returns, it returns the same. Raises ConfigError, naming `field`, for an unknown
+    user.
+    """
+    try:
+        path = Path(typed) if str(typed).startswith("./") else Path(typed).expanduser()
+    except RuntimeError:
+        what = f"{typed}: there is no such home folder; give the whole path"
+        raise ConfigError(field, what) from None
+    return path.absolute() if str(path).startswith("~") else path
+
+
+def walk_once(
+    root: Path, seen: set[str] | None = None, onerror: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder at or below the root, with the names of its folders and files, sorted.
+
+    Links are followed, into each folder once: `seen` has the real paths. Hidden ones are left out.
+    `onerror` is called for a folder that cannot be read; without it, its OSError is raised.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen = set() if seen is None else seen
+    for where, below, files in os.walk(root, onerror=onerror or fail, followlinks=True):
+        real = os.path.realpath(where)
+        below[:] = sorted(name for name in below if name[0] != "." and real not in seen)
+        if real not in seen:
+            seen.add(real)
+            yield Path(where), below, sorted(name for name in files if name[0] != ".")
 
 
 @contextlib.contextmanager
@@ -59,6 +97,41 @@ def disk_errors(folder: Path, option: str) -> Iterator[None]:
         raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
 
 
+def refuse_taken(folder: Path, names: str, field: str) -> None:
+    """Raise RunFolderError, naming `field`, if the folder has a file or folder of these `names`.
+
+    They are a regular expression: what a command is about to write, and did not make.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(field, f"{folder} is a file; give a folder")
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if re.fullmatch(names, file.name):
+            raise RunFolderError(
+                field, f"{file} would be replaced; move it, or give another folder"
+            )
+
+
+def claim_folder(folder: Path, kind: str, names: str, field: str) -> None:
+    """Make the folder, or take it, so that files of these `names` are ours to replace and remove.
+
+    A mark in it says so from then on. Raises RunFolderError as `refuse_taken` does, and DiskError
+    if the folder cannot be written.
+    """
+    mark = folder / f".gptattn-{kind}"
+    with disk_errors(folder, field):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if not mark.exists():
+            refuse_taken(folder, names, field)
+            mark.touch()
+
+
+def remove_partials(*folders: Path) -> None:
+    """Remove what killed processes left of files that they were writing in the folders."""
+    for part in (part for folder in folders for part in folder.glob(f"*{PART}")):
+        part.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
 
@@ -73,7 +146,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that takes the place of `path` once all of it is on the disk."""
     with explain_disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PART}")
         try:
             with partial.open("xb") as file:
                 yield file

@@ -30,6 +30,10 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was bu
 CONFIG, SUMMARY, ROWS, PROVENANCE = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
 REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json"
 LOCK = ".lock"
+WEIGHTS, CHECKPOINTS = "model.safetensors", "checkpoints"
+# What a run or a converted model writes; others' files of these names are in its way.
+FILES = (CONFIG, SUMMARY, ROWS, PROVENANCE, REPLACED, EVALUATION, FAILURE, WEIGHTS, CHECKPOINTS)
+NAMES = "|".join(map(re.escape, (*FILES, tokenizer.FOLDER)))
 # In a sweep's folder: the runs that chose a learning rate, which are not results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
@@ -53,9 +57,9 @@ class RunFolder:
         # One row of metrics per line, appended as they are measured: the source of truth.
         self.rows_file = self.path / ROWS
         self.summary_file = self.path / SUMMARY  # written last: it exists if the run is done
-        self.checkpoints = self.path / "checkpoints"  # `step=40.safetensors`, and the one before
+        self.checkpoints = self.path / CHECKPOINTS  # `step=40.safetensors`, and the one before
         # The weights of a converted model, which has no checkpoints; a run has no such file.
-        self.weights_file = self.path / "model.safetensors"
+        self.weights_file = self.path / WEIGHTS
         self.tokenizer = self.path / tokenizer.FOLDER  # copies, since the original path may move
         self.maps = self.path / "attention"  # the default folder for pictures
         self.console_file = self.path / "console.log"  # of a run that is part of a sweep

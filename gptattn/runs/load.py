@@ -18,11 +18,12 @@ from gptattn.data.tokenizer import Tokenizer, encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import CheckpointError, ConfigError, NumericError
+from gptattn.machine.disk import expand_path, refuse_taken
 from gptattn.machine.source_code import hash_of
 from gptattn.model.cost import count_cache
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
-from gptattn.runs.folder import RunFolder
+from gptattn.runs.folder import NAMES, RunFolder
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
@@ -60,7 +61,7 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     `_target_` outside the packages, NumericError if a weight is not finite. A warning names modules
     whose code has changed since: the weights may not fit what it computes now.
     """
-    folder = Path(folder)
+    folder = expand_path(folder, "run")
     run, cfg = RunFolder(folder), load_config(folder, allow_targets)
     try:
         tokenizer = build_tokenizer(use_kept_tokenizer(cfg, run))
@@ -173,21 +174,11 @@ def count_caches(folder: Path, lengths: Sequence[int]) -> list[int] | None:
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Write a model that was not trained here as a folder that `load_run` reads.
 
-    Raises CheckpointError if it already holds a run.
+    Raises RunFolderError if it already holds one, or files of such names.
     """
-    refuse_taken(folder)
+    refuse_taken(folder, NAMES, "out")
     made = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made.write_tokenizer(tokenizer.files())
     write_tensors(made.weights_file, model.state_dict(), {})
     made.write_settings(cfg)
-
-
-def refuse_taken(folder: Path) -> None:
-    """Raise CheckpointError if the folder to write already holds a run or a model."""
-    there = RunFolder(folder)
-    for file in (there.config_file, folder / "config.json", there.weights_file):
-        if file.exists():
-            raise CheckpointError(
-                "out", f"{folder} already holds a {file.name}; give another folder"
-            )

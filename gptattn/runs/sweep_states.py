@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gptattn.machine.disk import write_atomically
+from gptattn.machine.disk import refuse_taken, write_atomically
 from gptattn.runs.folder import RunFolder
 
 PLANNED = "sweep.json"
@@ -15,7 +15,12 @@ SWEEP_LOCK = ".sweep.lock"
 
 
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
-    """Record the runs of a sweep that starts in the folder, beside those begun by others."""
+    """Record the runs of a sweep that starts in the folder, beside those begun by others.
+
+    Raises RunFolderError if another file has the record's name.
+    """
+    if not read_planned(folder):
+        refuse_taken(folder, PLANNED, "hydra.sweep.dir")
     begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]
     known = dict.fromkeys([*begun, *runs])
     text = json.dumps({"runs": list(known)}, indent=1)

@@ -15,9 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError
+from gptattn.machine.disk import expand_path
 from gptattn.settings.config import CONF, UNITS, Settings, TrainConfig, check, variant_name
 from gptattn.settings.construct import check_targets
-from gptattn.settings.identity import RESUMES, meaning
+from gptattn.settings.identity import RESUMES, TYPED_PATHS, meaning
 from gptattn.settings.layers import read_files, read_layers
 from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omegaconf_error
 from gptattn.settings.own_code import use_folders
@@ -73,6 +74,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         raise explain_omegaconf_error(error, CONF) from error
     for name in ("run_dir", "resume"):  # of the command, and not recorded
         check_type(name, node.pop(name), str | float | None)
+    _place_paths(node)
     command = build_dataclass(Settings, node)
     values = {**vars(command)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
@@ -127,6 +129,15 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return TrainConfig(**values, choices=choices)
 
 
+def _place_paths(settings: dict[str, Any]) -> None:
+    """Make the paths in the settings absolute: they mean the same from every working directory."""
+    for key in TYPED_PATHS:
+        group, _, name = key.rpartition(".")
+        node = settings[group] if group else settings
+        if isinstance(path := node.get(name), str) and not path.startswith("hf:"):
+            node[name] = str(expand_path(path, key).absolute())
+
+
 def resume_settings(
     recorded: TrainConfig, overrides: Sequence[str], cfg: DictConfig
 ) -> TrainConfig:
@@ -155,5 +166,7 @@ def resume_settings(
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another
-    changed = build_dataclass(TrainConfig, OmegaConf.to_container(node, resolve=True))
+    made: Any = OmegaConf.to_container(node, resolve=True)
+    _place_paths(made)
+    changed = build_dataclass(TrainConfig, made)
     return replace(changed, allow_targets=recorded.allow_targets)

@@ -24,6 +24,7 @@ RESUMES = (Meaning.LENGTH, Meaning.PLACE, Meaning.VIEW)  # may change when a run
 NAMED = (Meaning.RESULT, Meaning.LENGTH, Meaning.PLACE)  # an override is part of the run's name
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
+TYPED_PATHS = (*PATHS, "init_from", "cache_dir")
 # Overrides left out of a run's name: those of the command, and choices that the name begins with.
 OF_COMMAND = ("experiment", "launcher", "resume", "run_dir", "trainer")
 OF_COMMAND += ("attn", "recipe", "pattern", "part")

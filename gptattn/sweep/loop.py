@@ -14,7 +14,7 @@ from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig
 
 from gptattn.errors import SweepError, UserError
-from gptattn.machine.disk import check_room
+from gptattn.machine.disk import check_room, expand_path
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
@@ -38,7 +38,9 @@ def run_sweep(
     """
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
-        home = Path(config.hydra.sweep.dir)
+        home = expand_path(str(config.hydra.sweep.dir), "hydra.sweep.dir")
+        # Hydra makes the folder as it is typed, for each job.
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(str(home))}")
     ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
     tune = None if sweeper.tune is None else read_tune(sweeper.tune)
     jobs = list_jobs(loader, arguments, sweeper.variants)

@@ -83,6 +83,11 @@ class Board(TensorBoardLogger):
         self._folder, self._of_task = folder.path, of_task
         self._end_of_session: Any = None
 
+    @property
+    def log_dir(self) -> str:
+        """The run's folder as it is: Lightning would expand `~` and `$NAME` in it."""
+        return str(self._folder)
+
     def declare(self, hyperparameters: Mapping[str, Any]) -> None:
         """Lay out the charts, and declare the run as a row of the HParams tab."""
         # Until a report knows which settings vary.

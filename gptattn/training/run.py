@@ -23,9 +23,9 @@ from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import keep_freed_memory, reset_peak_memory, set_threads
-from gptattn.machine.disk import check_room
+from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
 from gptattn.machine.ending import FIRST, Stopped, as_user_error
-from gptattn.runs.folder import RunFolder, name_run
+from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
@@ -57,12 +57,15 @@ def train(
     asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
-    held = RunFolder(Path(folder or f"outputs/{cfg.experiment_name}/{name_run(cfg, overrides)}"))
+    place = folder or f"outputs/{cfg.experiment_name}/{name_run(cfg, overrides)}"
+    held = RunFolder(expand_path(place, "run_dir"))
     with contextlib.ExitStack() as until_the_end:
         if resume:
             if FIRST:
                 until_the_end.enter_context(held.lock("resume"))
             cfg = use_kept_tokenizer(cfg, held)
+        elif FIRST and not held.begun:  # a run is refused below, once the folder is locked
+            refuse_taken(held.path, NAMES, "run_dir")
         for note in check_layers(cfg) if cfg.checks else ():  # before the text is read
             console.print(f"note: {note}", markup=False)
         try:
@@ -96,8 +99,7 @@ def _claim(held: RunFolder, ready: Ready, resume: bool) -> None:
             "run_dir",
             f"{held.path} already holds a run; resume it with resume=..., or give another folder",
         )
-    for part in held.path.rglob("*.part"):  # of a process that was killed
-        part.unlink()
+    remove_partials(held.path, held.checkpoints, held.tokenizer)
     held.failure_file.unlink(missing_ok=True)
     if not resume:
         held.write_settings(ready.cfg)
@@ -346,7 +348,7 @@ def _make_trainer(
         log_every_n_steps=cfg.log_every,
         callbacks=callbacks,
         plugins=[SafeCheckpointIO()],
-        default_root_dir=held.path,
+        default_root_dir=held.path.absolute(),
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -95,7 +95,7 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(tmp_path, mo
         ({"path": "DIR/mark.txt"}, "data: too short"),
         ({"path": "DIR/zero.txt"}, "data: zero.txt is binary"),
         ({"path": "DIR/latin.txt"}, "data: latin.txt is not UTF-8"),
-        ({"path": "DIR", "pattern": "/*"}, "data.path: data.pattern='/*'"),
+        ({"path": "DIR", "pattern": "/*"}, "data.path: /*"),
         ({"path": "DIR/a.txt", "val_path": "DIR"}, "data.val_path: all of"),
     ],
 )

@@ -4,6 +4,7 @@ It writes layer_00.png, ... and attention.html, and prints each layer's means ov
 entropy, in nats, and the weight on the first token (sink).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from gptattn.cli.arguments import PACKAGES, option, parse, run_script
 from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
-from gptattn.machine.disk import disk_errors, write_atomically
+from gptattn.machine.disk import claim_folder, disk_errors, write_atomically
 from gptattn.maps.head_statistics import even_weights, measure_heads
 from gptattn.maps.heatmap import pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
@@ -26,6 +27,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.config import Accelerator
 
+LAYER = r"layer_\d+\.png"
 MAX_TOKENS = 512  # of a prompt: the page of GPT-2 small, with 144 heads, then has 25 MB
 
 
@@ -61,10 +63,11 @@ def run(arguments: Sequence[str]) -> None:
     labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
 
     out = args.out or RunFolder(args.run).maps
+    claim_folder(out, "maps", rf"{LAYER}|attention\.html", "out")
     with disk_errors(out, "out"):
-        out.mkdir(parents=True, exist_ok=True)
-        for old in out.glob("layer_*.png"):  # they may show another prompt
-            old.unlink()
+        for old in out.iterdir():  # they may show another prompt
+            if re.fullmatch(LAYER, old.name):
+                old.unlink()
     layers: list[Layer] = []
 
     def write(file_name: str, content: bytes) -> None:

@@ -13,6 +13,7 @@ from gptattn.cli.arguments import option, parse, run_script
 from gptattn.compare.finished_runs import SHIPPED, find_experiment, one_line, read_runs
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
+from gptattn.machine.disk import claim_folder
 
 if TYPE_CHECKING:
     from gptattn.compare.finished_runs import Run
@@ -108,7 +109,7 @@ def _report_track(
     args: Arguments, runs: Sequence["Run"], skipped: Sequence[str], experiment: str
 ) -> None:
     """Print the attention track with these runs in it; write track.csv and its figure."""
-    from gptattn.compare.report import claim_folder, describe_open_sweeps, write_track
+    from gptattn.compare.report import FILES, describe_open_sweeps, write_track
     from gptattn.compare.track import (
         list_regime,
         make_track,
@@ -153,7 +154,7 @@ def _report_track(
     table.print(make_console())
     if track.rows and args.files and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
-        claim_folder(out)
+        claim_folder(out, "report", FILES, "out")
         print(f"figure: {write_track(track, out)}")
     if args.ship:
         trained = {entry.name for entry in own}

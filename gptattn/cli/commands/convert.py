@@ -1,5 +1,6 @@
 """Converts weights from one attention to another."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,12 +14,15 @@ from gptattn.cli.arguments import PACKAGES, Seed, option, parse, run_script
 from gptattn.data import hub
 from gptattn.data.bpe import find_file
 from gptattn.data.tokenizer import write_files
-from gptattn.errors import ConfigError, RunFolderError
-from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
+from gptattn.errors import ConfigError
+from gptattn.machine.disk import expand_path, refuse_taken
+from gptattn.runs.folder import NAMES
+from gptattn.runs.load import SavedRun, load_run, save_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import take_over
 from gptattn.weights.hugging_face import (
+    CONFIG,
     FILES,
     find_family,
     has_tokenizer,
@@ -97,17 +101,16 @@ def convert(arguments: Sequence[str]) -> None:
         raise ConfigError(
             f"to.{changes[0].partition('=')[0]}", "is not a setting: hf has none; leave it out"
         )
-    if args.out is not None and args.out.exists() and not args.out.is_dir():
-        raise RunFolderError("out", f"{args.out} is a file; give a folder")
-    beside = Path(args.from_)
+    beside = expand_path(args.from_, "from")
     if hub.is_hub_name(args.from_):
         beside = Path("outputs", Path(args.from_.partition("@")[0]).name)
     saved = load_source(args)
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
-        refuse_taken(out)
+        own = saved.tokenizer.files()
+        refuse_taken(out, "|".join(map(re.escape, (CONFIG, *own))) + f"|{NAMES}", "out")
         write_checkpoint(out, saved.cfg, saved.model)
-        write_files(out, saved.tokenizer.files())
+        write_files(out, own)
         print(f"written: {out}")
         return
     cfg = make_target_settings(saved.cfg, args.to, changes)

@@ -27,8 +27,9 @@ def run(arguments: Sequence[str]) -> None:
     # --help needs neither torch nor Hydra.
     from gptattn.build.data import build_request, build_source, build_tokenizer
     from gptattn.data.bin_files import choose_tokenizer
-    from gptattn.data.tokens import TokenSource, make_tokens
+    from gptattn.data.tokens import FILES, TokenSource, make_tokens
     from gptattn.errors import ConfigError
+    from gptattn.machine.disk import claim_folder
     from gptattn.settings.compose import settings
 
     args, others = parse_own(Arguments, arguments)
@@ -39,6 +40,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigError(
             "data", f"{request.data_name} is not one text, and needs no preparation; give a text"
         )
+    claim_folder(args.to, "tokens", FILES, "to")
     index = make_tokens(source, args.to, request)
     print(f"train: {index.train_tokens:,} tokens")
     print(f"val: {index.tokens - index.val_start - 1:,} tokens")
