@@ -21,7 +21,7 @@ from gptattn.machine import disk
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.metrics import LOSS
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import Meaning, TrainConfig
 from gptattn.settings.identity import NAMED, Provenance, meaning
 from gptattn.settings.record import complete_record
 
@@ -37,8 +37,8 @@ NAMES = "|".join(map(re.escape, (*FILES, tokenizer.FOLDER)))
 # In a sweep's folder: the runs that chose a learning rate, which are not results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
-# Characters in a folder's name, which is limited to 255 bytes; config.yaml has the rest.
-MAX_VARIANT, MAX_SETTINGS = 80, 150
+# Characters in a folder's name, of its variant, and of `_s9999`; config.yaml has the rest.
+MAX_NAME, MAX_VARIANT, SEED = 60, 41, 6
 
 
 @dataclass(unsafe_hash=True)
@@ -198,14 +198,21 @@ class RunFolder:
 def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
 
-    The `overrides` that change the result are part of the name. Nothing in it needs quotes, for a
-    shell or for Hydra.
+    The `overrides` that change the result are part of the name, of a long one only their values,
+    and of a path only its end. Nothing in it needs quotes, for a shell or for Hydra.
     """
-    variant = _make_safe(cfg.variant)[:MAX_VARIANT]
-    given = [override.lstrip("+~") for override in overrides]
-    named = [o for o in given if meaning(re.split("[=@]", o)[0]) in NAMED]
-    settings = "".join(f"+{_make_safe(override)}" for override in named)[:MAX_SETTINGS]
-    return f"{variant}_s{cfg.seed}{settings}_{secrets.token_hex(3)}"
+    variant, seed = _make_safe(cfg.variant)[:MAX_VARIANT], f"_s{cfg.seed}"
+    words: list[tuple[str, str]] = []
+    for key, value in (override.lstrip("+~").split("=", 1) for override in overrides):
+        if (kind := meaning(key.partition("@")[0])) in NAMED:
+            shown = Path(value.strip("'\"")).name if kind is Meaning.PLACE else value
+            words.append((f"{key.rpartition('.')[2]}-", shown))
+    # As much for all seeds, so that their names differ only in it and in the id.
+    room = MAX_NAME - len(variant) - max(SEED, len(seed)) - 7
+    settings = "".join(f"+{_make_safe(key + value)}" for key, value in words)
+    if len(settings) > room:
+        settings = "".join(f"+{_make_safe(value)}" for _, value in words)[:room]
+    return f"{variant}{seed}{settings}_{secrets.token_hex(3)}"
 
 
 def _make_safe(name: str) -> str:

@@ -1,5 +1,6 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -9,7 +10,7 @@ import yaml
 
 from gptattn.errors import UserError
 from gptattn.runs.folder import LOADER
-from gptattn.settings.config import CONF, Meaning
+from gptattn.settings.config import CONF, Meaning, TrainConfig
 from gptattn.settings.identity import flat, meaning, result_settings
 
 # What makes the attention, in the order of a row's name.
@@ -62,6 +63,22 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
         return _read_file(group, part[1:] or choices.get(group, ""), group + part).get(key)
     made = _compose(overrides)
     return made and value_of(key, *made)
+
+
+def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
+    """Return what was typed for a run without the values that it would have anyway."""
+    keys = {override: re.split("[=@]", override.lstrip("+~"))[0] for override in overrides}
+    presets = tuple(o for o, key in keys.items() if key in ("experiment", "recipe"))
+    files = (o for o, key in keys.items() if key in cfg.choices or meaning(key) is Meaning.PLACE)
+    own = cfg.choices, result_settings(flat(asdict(cfg)))
+    before, chosen = _compose(presets), _compose((*presets, *files))
+
+    def is_default(key: str) -> bool:
+        made = before if key in cfg.choices else chosen
+        key = "budget" if key.startswith("budget.") else key
+        return made is not None and "" != value_of(key, *made) == value_of(key, *own)
+
+    return [override for override, key in keys.items() if not is_default(key)]
 
 
 @cache

@@ -28,6 +28,7 @@ from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
+from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import check_layers
@@ -57,8 +58,10 @@ def train(
     asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
-    place = folder or f"outputs/{cfg.experiment_name}/{name_run(cfg, overrides)}"
-    held = RunFolder(expand_path(place, "run_dir"))
+    if folder is None:
+        name = name_run(cfg, leave_out_defaults(cfg, overrides))
+        folder = f"outputs/{cfg.experiment_name}/{name}"
+    held = RunFolder(expand_path(folder, "run_dir"))
     with contextlib.ExitStack() as until_the_end:
         if resume:
             if FIRST:

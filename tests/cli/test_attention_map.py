@@ -29,7 +29,7 @@ def test_every_layer_is_drawn(tmp_path, call):
     run = save(tmp_path / "run", "attn=cross_layer")
     code, out, err = call("attention_map", f"run={run}", "prompt=naïve list", "device=cpu")
     assert (code, err) == (0, "")
-    files = ["attention.html", "layer_00.png", "layer_01.png"]
+    files = [".gptattn-maps", "attention.html", "layer_00.png", "layer_01.png"]
     assert sorted(path.name for path in (run / "attention").iterdir()) == files
     ids = torch.tensor([list("naïve list".encode())])
     maps = load_run(run).model.attention_weights(ids)

@@ -29,7 +29,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_folder_holds_the_page_its_figures_and_its_numbers(sweep):
-    found = {path.name for path in (sweep / "comparison").iterdir() if "tfevents" not in path.name}
+    found = {
+        path.name for path in (sweep / "comparison").glob("[!.]*") if "tfevents" not in path.name
+    }
     plots = {f"{name}.{kind}" for name in PLOTS for kind in ("png", "svg")}
     assert found == plots | {"comparison.csv", "comparison.html", *LOSSES}  # runs of TensorBoard
     for name in PLOTS:

@@ -87,6 +87,19 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(tmp_path, mo
     assert read(TextFiles("~/a.txt")) == ["first"]
 
 
+def test_a_linked_folder_is_read_once_and_a_link_to_nothing_is_refused(tmp_path):
+    write(tmp_path / "text", {"a.txt": "first", "c/d.txt": "third"})
+    write(tmp_path / "apart", {"b.txt": "second", "deep/e.txt": "fourth"})
+    (tmp_path / "text" / "b").symlink_to("../apart")
+    (tmp_path / "apart" / "loop").symlink_to("../text")
+    (tmp_path / "text" / "z").symlink_to("c")
+    assert read(TextFiles(str(tmp_path / "text"))) == ["first", "second", "fourth", "third"]
+    assert read(TextFiles(str(tmp_path / "text"), pattern="b/*.txt")) == ["second"]
+    (tmp_path / "text" / "gone.txt").symlink_to("nowhere")
+    with refuses("data.path: gone.txt", 3):
+        TextFiles(str(tmp_path / "text"))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -11,7 +11,7 @@ from support import check_job, refuses, tiny, train
 
 from gptattn.runs.checkpoint import read_checkpoint, weights_of, write_checkpoint
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import load_run, refuse_taken
+from gptattn.runs.load import load_run
 from gptattn.training.preflight import ROWS_BYTES, preflight
 
 
@@ -78,11 +78,3 @@ def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run):
     (run / "config.yaml").write_text("seed: 1\n")
     with refuses("*: config.yaml", 4):
         load_run(run)
-
-
-@pytest.mark.parametrize("holds", ["config.yaml", "config.json", "model.safetensors"])
-def test_a_folder_that_holds_a_model_is_not_written_over(holds, tmp_path):
-    refuse_taken(tmp_path)
-    (tmp_path / holds).write_bytes(b"mine")
-    with refuses(f"out: a {holds}", 4):
-        refuse_taken(tmp_path)

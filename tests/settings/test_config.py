@@ -85,7 +85,7 @@ def test_every_tokenizer_and_experiment_composes_and_builds(group, name, needs, 
         "position=rope position.base=1e5 part=sink block=llama block.norm_eps=1 trainer=cpu",
         "pattern=[sliding,gqa] attn.window=9 seed=2 optim.lr=1 budget.steps=null budget.tokens=99",
         "recipe=gemma3 model.d_model=96 part=[softcap] data=recall tokenizer=none sample.tokens=0",
-        "match=params attn=mla attn.kv_rank=16 cache_dir=7 data=text data.path=x.txt log_every=3",
+        "match=params attn=mla attn.kv_rank=16 cache_dir=7 data=text data.path=/x.txt log_every=3",
         "optim=muon optim.matrices.momentum=0.5 experiment_name=2024 model=nano run_dir=here",
     ],
 )

@@ -9,6 +9,7 @@ import torch
 from interrupted import begun, content, crash, fingerprint, once, steps_kept
 from support import command, is_complaint, refuses, tiny
 
+from gptattn.machine.disk import PART
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.training.module import LanguageModel
@@ -24,8 +25,11 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
     newest = run / "checkpoints" / "step=4.safetensors"
     data = newest.read_bytes()
     newest.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
-    (run / "checkpoints" / "step=6.safetensors.part").write_bytes(b"whole, but without its name")
-    (run / "summary.json.123.part").write_text("{")
+    (run / "checkpoints" / f"step=6.safetensors.1{PART}").write_bytes(
+        b"whole, but without its name"
+    )
+    (run / f"summary.json.123{PART}").write_text("{")
+    (run / "movie.part").write_text("of another program")
     capfd.readouterr()
     assert load_run(run).source == run / "checkpoints" / "step=2.safetensors"
     (warning,) = capfd.readouterr().err.splitlines()
@@ -35,7 +39,8 @@ def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_remov
     assert err.splitlines() == [warning.replace(f"{run}", "run")]
     assert "resumes after step 2" in out
     assert fingerprint(run) == whole("mha")
-    assert not list(run.rglob("*.part"))
+    assert not list(run.rglob(f"*{PART}"))
+    assert (run / "movie.part").is_file()
 
 
 def test_with_no_good_checkpoint_a_run_does_not_go_on(finished, tmp_path, capfd):
