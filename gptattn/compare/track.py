@@ -191,7 +191,6 @@ def write_shipped(entries: Iterable[Entry], folder: Path) -> None:
         facts = {key: value for key, value in entry.regime.items() if key in FACTS}
         own = named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), [])
         own.append(msgspec.structs.replace(entry, regime=facts))
-    folder.mkdir(parents=True, exist_ok=True)
     for name, own in named.items():
         data = msgspec.json.format(msgspec.json.encode(own), indent=1) + b"\n"
         write_atomically(folder / f"{name}.json", lambda file, data=data: file.write(data))

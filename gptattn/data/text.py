@@ -332,7 +332,8 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
             raise DataError(field, f"{root} does not exist; give a file or a folder")
         found = [root]
         if root.is_dir():
-            found = [folder / name for folder, _, names in walk_once(root) for name in names]
+            walk = walk_once(root, set(), _fail)
+            found = [folder / name for folder, _, names in walk for name in names]
             found = [f for f in found if _matches(f.relative_to(root).parts, Path(pattern).parts)]
         found = sorted(file for file in found if file.stat().st_size and file.is_file())
     except (OSError, ValueError, RuntimeError) as error:
@@ -342,6 +343,10 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
         which = f"is empty, or has no file that matches {pattern} and is not empty"
         raise DataError(field, f"{root} {which}; give another file or folder")
     return found
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -21,10 +21,9 @@ REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTA
 
 
 def expand_path(typed: str | Path, field: str) -> Path:
-    """Return the place that a typed path means: `~` at its start is a home folder, `$` is itself.
+    """Return the place that a typed path means: only `~` at its start is expanded.
 
-    Of what it returns, it returns the same. Raises ConfigError, naming `field`, for an unknown
-    user.
+    Of what it returns, it returns the same. Raises ConfigError, naming `field`, for no such user.
     """
     try:
         path = Path(typed) if str(typed).startswith("./") else Path(typed).expanduser()
@@ -35,19 +34,13 @@ def expand_path(typed: str | Path, field: str) -> Path:
 
 
 def walk_once(
-    root: Path, seen: set[str] | None = None, onerror: Callable[[OSError], None] | None = None
+    root: Path, seen: set[str], onerror: Callable[[OSError], None]
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder at or below the root, with the names of its folders and files, sorted.
 
     Links are followed, into each folder once: `seen` has the real paths. Hidden ones are left out.
-    `onerror` is called for a folder that cannot be read; without it, its OSError is raised.
     """
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    seen = set() if seen is None else seen
-    for where, below, files in os.walk(root, onerror=onerror or fail, followlinks=True):
+    for where, below, files in os.walk(root, onerror=onerror, followlinks=True):
         real = os.path.realpath(where)
         below[:] = sorted(name for name in below if name[0] != "." and real not in seen)
         if real not in seen:
@@ -106,9 +99,7 @@ def refuse_taken(folder: Path, names: str, field: str) -> None:
         raise RunFolderError(field, f"{folder} is a file; give a folder")
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if re.fullmatch(names, file.name):
-            raise RunFolderError(
-                field, f"{file} would be replaced; move it, or give another folder"
-            )
+            raise RunFolderError(field, f"{file} is in the way; move it, or give another folder")
 
 
 def claim_folder(folder: Path, kind: str, names: str, field: str) -> None:

@@ -67,18 +67,17 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
 
 def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
     """Return what was typed for a run without the values that it would have anyway."""
-    keys = {override: re.split("[=@]", override.lstrip("+~"))[0] for override in overrides}
-    presets = tuple(o for o, key in keys.items() if key in ("experiment", "recipe"))
-    files = (o for o, key in keys.items() if key in cfg.choices or meaning(key) is Meaning.PLACE)
+    # A unit of the budget counts as the whole.
+    typed = [(re.split(r"[=@]|(?<=^budget)\.", o.lstrip("+~"))[0], o) for o in overrides]
+    presets = tuple(o for key, o in typed if key in ("experiment", "recipe"))
+    files = [o for key, o in typed if key in cfg.choices or meaning(key) is Meaning.PLACE]
     own = cfg.choices, result_settings(flat(asdict(cfg)))
-    before, chosen = _compose(presets), _compose((*presets, *files))
 
     def is_default(key: str) -> bool:
-        made = before if key in cfg.choices else chosen
-        key = "budget" if key.startswith("budget.") else key
-        return made is not None and "" != value_of(key, *made) == value_of(key, *own)
+        given = presets if key in cfg.choices else (*presets, *files)
+        return "" != value_of(key, *own) == find_default(key, given, cfg.choices)
 
-    return [override for override, key in keys.items() if not is_default(key)]
+    return [override for key, override in typed if not is_default(key)]
 
 
 @cache

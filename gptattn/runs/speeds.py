@@ -74,10 +74,7 @@ def read_speeds(experiment: Path) -> list[Session]:
 
 
 def add_speeds(experiment: Path, session: Session) -> None:
-    """Add a session to the folder's. Raises DiskError if the disk refuses.
-
-    Raises RunFolderError if another file has the record's name.
-    """
+    """Add a session to the folder's. Raises DiskError if the disk refuses."""
     if not read_speeds(experiment):
         disk.refuse_taken(experiment, NAME, "speed")
     data = msgspec.json.format(msgspec.json.encode([*read_speeds(experiment), session]), indent=1)

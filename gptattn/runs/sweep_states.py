@@ -15,10 +15,7 @@ SWEEP_LOCK = ".sweep.lock"
 
 
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
-    """Record the runs of a sweep that starts in the folder, beside those begun by others.
-
-    Raises RunFolderError if another file has the record's name.
-    """
+    """Record the runs of a sweep that starts in the folder, beside those begun by others."""
     if not read_planned(folder):
         refuse_taken(folder, PLANNED, "hydra.sweep.dir")
     begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]

@@ -139,7 +139,6 @@ class FingerprintCache:
         if key not in self._known:
             self._known[key] = compute_fingerprint(overrides)
             kept = msgspec.json.encode((self._state, self._known))
-            self._file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._file, lambda file: file.write(kept))
         return self._known[key]
 

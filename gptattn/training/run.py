@@ -84,8 +84,7 @@ def train(
             return _train(ready, held, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
-            held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
-            until_the_end.enter_context(held.lock())
+            until_the_end.enter_context(held.lock())  # from now on its absence is an error
         _claim(held, ready, resume)
         with _note_its_end(held, resume):
             summary = _train(ready, held, console)

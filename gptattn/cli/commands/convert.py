@@ -1,6 +1,5 @@
 """Converts weights from one attention to another."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,6 @@ from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import take_over
 from gptattn.weights.hugging_face import (
-    CONFIG,
     FILES,
     find_family,
     has_tokenizer,
@@ -107,10 +105,9 @@ def convert(arguments: Sequence[str]) -> None:
     saved = load_source(args)
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
-        own = saved.tokenizer.files()
-        refuse_taken(out, "|".join(map(re.escape, (CONFIG, *own))) + f"|{NAMES}", "out")
+        refuse_taken(out, rf"{NAMES}|(config|tokenizer\w*)\.json", "out")
         write_checkpoint(out, saved.cfg, saved.model)
-        write_files(out, own)
+        write_files(out, saved.tokenizer.files())
         print(f"written: {out}")
         return
     cfg = make_target_settings(saved.cfg, args.to, changes)
