@@ -10,6 +10,7 @@ Whatever a part compares takes turns within one run, in a new random order each 
 medians, their spread, and ratios paired by round. The last line is JSON.
 """
 
+import ast
 import importlib
 import json
 import sys
@@ -22,7 +23,7 @@ PARTS = ("train", "attention", "decode", "ddp", "gpu")
 def main(arguments: Sequence[str]) -> int:
     """Run the part that is asked for; return the exit code."""
     if not arguments or arguments[0] not in PARTS:
-        print(__doc__)
+        print(ast.get_docstring(ast.parse(Path(__file__).read_text("utf-8"))))  # also under -OO
         return 0 if arguments in ([], ["-h"], ["--help"]) else 2
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of a tree that is not installed
     from gptattn.cli.arguments import run_script
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         if code:
             raise SystemExit(code)
 
-    return run_script(run, part.Arguments, part.__doc__, [f"{sys.argv[0]} {name}", *options])
+    return run_script(run, part.Arguments, [f"{sys.argv[0]} {name}", *options])
 
 
 if __name__ == "__main__":

@@ -122,4 +122,4 @@ def run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, Arguments, __doc__))
+    sys.exit(run_script(run, Arguments))

@@ -56,7 +56,7 @@ def check(arguments: Sequence[str]) -> None:
 
 def main() -> NoReturn:
     """Run the script."""
-    sys.exit(run_script(check, Arguments, __doc__))
+    sys.exit(run_script(check, Arguments))
 
 
 if __name__ == "__main__":

@@ -65,4 +65,4 @@ def run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_script(run, Arguments, __doc__))
+    sys.exit(run_script(run, Arguments))

@@ -5,7 +5,9 @@ that is `positional` also takes what has no name. Values are not unquoted or une
 prompt may hold any character.
 """
 
+import ast
 import contextlib
+import inspect
 import os
 import re
 import sys
@@ -40,14 +42,13 @@ def option(words: str, default: Any = None, positional: bool = False) -> Any:
 def run_script(
     run: Callable[[Sequence[str]], None],
     kind: type,
-    about: str | None,
     argv: Sequence[str] | None = None,
 ) -> int:
     """Run with the command line's arguments; return the exit code.
 
     With --help, or without any argument where one is required, print the help: an example (the
-    docstring of `kind`), the first paragraph of `about`, the arguments (the fields of `kind`), then
-    the other paragraphs. `argv`: in place of `sys.argv`.
+    docstring of `kind`), the first paragraph of its module's docstring, the arguments (its fields),
+    then the other paragraphs. `argv`: in place of `sys.argv`.
     """
     program, *arguments = argv or sys.argv
     asked = bool({"-h", "--help"} & {*arguments})
@@ -67,8 +68,12 @@ def run_script(
     width = max(map(len, words))
     row = textwrap.TextWrapper(80, break_on_hyphens=False, subsequent_indent=" " * (width + 4))
     rows = [row.fill(f"  {shown:<{width}}  {text}") for shown, text in words.items()]
-    first, *others = [textwrap.fill(part, 80) for part in (about or "").split("\n\n")]
-    text = "\n\n".join([f"{called} {kind.__doc__}", first, "\n".join(rows), *others])
+    module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))  # -OO drops docstrings
+    classes = [one for one in module.body if isinstance(one, ast.ClassDef)]
+    itself = next(one for one in classes if one.name == kind.__name__)
+    example, about = (ast.get_docstring(one) or "" for one in (itself, module))
+    first, *others = [textwrap.fill(part, 80) for part in about.split("\n\n")]
+    text = "\n\n".join([f"{called} {example}", first, "\n".join(rows), *others])
     return run_command(lambda: print(text)) or (0 if asked else 2)
 
 

@@ -20,16 +20,15 @@ import gptattn.cli.help  # noqa: F401  its resolvers fill the template of --help
 from gptattn.errors import ConfigError
 from gptattn.machine.disk import expand_path
 from gptattn.machine.ending import (
-    FIRST,
     WORDS,
     Stopped,
-    as_user_error,
     handled_signals,
     report,
     run_command,
     silence_stdout,
     write_stderr,
 )
+from gptattn.machine.launcher import is_first
 from gptattn.runs.metrics import LOSS
 from gptattn.settings.compose import CONF, from_hydra, resume_settings
 from gptattn.settings.config import check
@@ -66,7 +65,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
             mistake = "command line", f"{argument} must come before the settings"
         elif name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
             mistake = "command line", f"{name} is not a flag; {suggest(name, FLAGS)}"
-        elif name == "hydra.run.dir" and FIRST:  # Lightning gives it to the others
+        elif name == "hydra.run.dir" and is_first():  # Lightning gives it to the others
             mistake = name, "is not used here; give run_dir=FOLDER"
         elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
             mistake = name, "names one run, and -m starts many; leave one of them out"
@@ -112,7 +111,7 @@ def run_job(cfg: DictConfig) -> float:
         from gptattn.machine.console import make_console
 
         console = make_console()
-        if FIRST and "torch" not in sys.modules:
+        if is_first() and "torch" not in sys.modules:
             console.print("loading torch")
         from gptattn.training.run import train
 
@@ -127,9 +126,6 @@ def run_job(cfg: DictConfig) -> float:
             raise
         if isinstance(error, BrokenPipeError):
             raise SystemExit(silence_stdout()) from error
-        known = as_user_error(error)
-        if known is not None and not FIRST:  # the first process prints it
-            raise SystemExit(known.exit_code) from error
         if isinstance(error, ConfigError):
             error = name_typed(error, overrides)
         # Hydra would add its own line to an error it passes on.

@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,8 +68,7 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
 def free_bytes(path: Path) -> int:
     """Return the free bytes on the disk of `path`, or of its nearest folder that exists."""
     place = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
-    there = os.statvfs(place)
-    return there.f_bavail * there.f_frsize
+    return shutil.disk_usage(place).free
 
 
 def check_room(folder: Path, needed: int) -> None:

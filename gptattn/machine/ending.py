@@ -32,17 +32,14 @@ from gptattn.errors import (
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
+from gptattn.machine.launcher import forget_other_launchers
 
-# Whether this is the first of the processes that torchrun, srun or Lightning started.
-FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 PACKAGE = Path(gptattn.__file__).parent
 # Errors of a path that the system's own words explain to a user.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
-WORDS = {
-    signal.SIGINT: "interrupted",
-    signal.SIGTERM: "terminated",
-    signal.SIGHUP: "hung up",
-}
+ENDINGS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
+# Windows has no SIGHUP.
+WORDS = {signal.Signals[name]: word for name, word in ENDINGS.items() if hasattr(signal, name)}
 
 
 def handled_signals() -> list[signal.Signals]:
@@ -51,8 +48,11 @@ def handled_signals() -> list[signal.Signals]:
     SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
     with SIGINT ignored.
     """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in WORDS if number != signal.SIGHUP or not ignored]
+    return [
+        number
+        for number in WORDS
+        if number.name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 def write_stderr(line: str) -> None:
@@ -86,7 +86,15 @@ def silence_stdout() -> int:
     Returns the exit code of a command that SIGPIPE ends.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 128 + signal.SIGPIPE
+    return 128 + 13  # SIGPIPE, which Windows lacks
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null for streams that are closed (`>&-`): a file would get their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # the lowest number that is free is its own
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(null, "w" if number else "r", encoding="utf-8"))
 
 
 def run_command(
@@ -98,6 +106,8 @@ def run_command(
 
     `explain` turns a library's error into a UserError.
     """
+    open_closed_streams()
+    forget_other_launchers()
     code = 0
     try:
         try:

@@ -55,8 +55,10 @@ def launch_processes(
     """
     if slots > 1:  # a waiting thread must not take another run's processor
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(LIBRARIES)
+    forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    processes = multiprocessing.get_context("forkserver" if forks else "spawn")
+    if forks:
+        processes.set_forkserver_preload(LIBRARIES)
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
     runs, ended = len(jobs), 0
@@ -112,7 +114,8 @@ def _run_in_process(
     context: HydraContext, config: DictConfig, instances: Any, folder: Path
 ) -> None:
     """Run one job in this process, as Hydra's own launchers do; exit with its code."""
-    os.setpgrp()  # Ctrl-C reaches only the sweep, which ends its runs
+    if hasattr(os, "setpgrp"):  # not on Windows
+        os.setpgrp()  # Ctrl-C reaches only the sweep, which ends its runs
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
@@ -148,7 +151,7 @@ def _end_with_the_sweep() -> None:
     sweep = multiprocessing.parent_process()
     assert sweep is not None
     sweep.join()  # it has died, even of SIGKILL
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)  # the end on Windows, which has no SIGKILL
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -161,7 +164,7 @@ def _note_failure(job: _Job) -> None:
     reason = f"exit code {code}; {run.console_file.name} says more"
     if code < 0:
         reason = f"killed by {signal.Signals(-code).name}"
-        reason += "; perhaps the machine ran out of memory" * (code == -signal.SIGKILL)
+        reason += "; perhaps the machine ran out of memory" * (code == -9)  # SIGKILL
         code = 128 - code
     if job.folder.is_dir():
         run.write_failure(code or 1, reason)

@@ -3,6 +3,7 @@
 The run then uses the model, data and costs from here: nothing is built, loaded or counted twice.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
 from gptattn.errors import ConfigError
 from gptattn.machine.device import missing_compiler, resolve_device, seed_everything
+from gptattn.machine.launcher import count_started, find_launcher
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
@@ -137,21 +139,25 @@ def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConf
     Raises ConfigError for another number than has been started, or more than there are GPUs.
     """
     gpus = torch.cuda.device_count() if device.type == "cuda" else None
-    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
-    started = int(local or 0)
-    nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
+    started, nodes = count_started() or (1 if gpus is None else gpus, 1)
     if trainer.devices == "auto":
-        trainer = replace(trainer, devices=started or (1 if gpus is None else gpus))
-    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
-        raise ConfigError(
-            "trainer.devices",
-            f"is {trainer.devices}, but {started} processes have been started on this machine; "
-            f"give trainer=ddp, or trainer.devices={started}",
-        )
+        trainer = replace(trainer, devices=started)
+    if trainer.num_nodes == "auto":
+        trainer = replace(trainer, num_nodes=nodes)
+    launcher = find_launcher()
+    if launcher is None and trainer.num_nodes != 1:
+        raise ConfigError("trainer.num_nodes", "needs torchrun or srun; start the run with one")
+    for name, count in (("devices", started), ("num_nodes", nodes)) if count_started() else ():
+        if (asked := getattr(trainer, name)) != count:
+            raise ConfigError(
+                f"trainer.{name}",
+                f"is {asked}, but {launcher} says that {count} have been started; give "
+                f"trainer=ddp, or trainer.{name}={count}, or unset {launcher}",
+            )
     if gpus is not None and int(trainer.devices) > gpus:
         needed = f"{trainer.devices} processes need as many GPUs, and there are {gpus} here"
         raise ConfigError("trainer.devices", needed)
-    return replace(trainer, num_nodes=int(nodes)) if trainer.num_nodes == "auto" else trainer
+    return trainer
 
 
 def check_trackers(cfg: TrainConfig) -> None:
@@ -194,7 +200,9 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
 @contextmanager
 def _check_memory(device: torch.device) -> Iterator[None]:
     """Refuse a model that is built in this block once its parameters need too much memory."""
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = math.inf
+    if hasattr(os, "sysconf"):  # not on Windows
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[1]
     numbers: dict[int, int] = {}  # by identity: a tied parameter counts once

@@ -22,9 +22,10 @@ from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import keep_freed_memory, reset_peak_memory, set_threads
+from gptattn.machine.device import NO_MPS, keep_freed_memory, reset_peak_memory, set_threads
 from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
-from gptattn.machine.ending import FIRST, Stopped, as_user_error
+from gptattn.machine.ending import Stopped, as_user_error
+from gptattn.machine.launcher import STARTED, find_launcher, is_first
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
@@ -57,18 +58,20 @@ def train(
     the record and the output. Raises a UserError for a user's mistake, and Stopped if a signal
     asked the run to end.
     """
-    console = console if console is not None and FIRST else Console(quiet=True)
+    console = console if console is not None and is_first() else Console(quiet=True)
     if folder is None:
         name = name_run(cfg, leave_out_defaults(cfg, overrides))
         folder = f"outputs/{cfg.experiment_name}/{name}"
     held = RunFolder(expand_path(folder, "run_dir"))
     with contextlib.ExitStack() as until_the_end:
         if resume:
-            if FIRST:
+            if is_first():
                 until_the_end.enter_context(held.lock("resume"))
             cfg = use_kept_tokenizer(cfg, held)
-        elif FIRST and not held.begun:  # a run is refused below, once the folder is locked
+        elif is_first() and not held.begun:  # a run is refused below, once the folder is locked
             refuse_taken(held.path, NAMES, "run_dir")
+        if cfg.trainer.accelerator == "auto" and torch.backends.mps.is_available():
+            console.print(f"note: {NO_MPS}; this run takes the CPU")
         for note in check_layers(cfg) if cfg.checks else ():  # before the text is read
             console.print(f"note: {note}", markup=False)
         try:
@@ -80,7 +83,7 @@ def train(
             console.print("no checkpoint was saved: starting from step 0")
         if "lightning" not in sys.modules:
             console.print("loading lightning")
-        if not FIRST:
+        if not is_first():
             return _train(ready, held, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
@@ -147,12 +150,12 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
             if (summary := _find_finished(ready, held, console)) is not None:
                 return summary
         state.facts = facts
-        if FIRST:
+        if is_first():
             _begin_record(ready, held)
         _print_outline(ready, console)
         for block in ready.model.layers() if cfg.compile else ():
             block.compile()  # in place: names in checkpoints stay, and all share the compiled code
-        loggers = _open_loggers(ready, held, at_end) if FIRST else []
+        loggers = _open_loggers(ready, held, at_end) if is_first() else []
         try:
             steps = _fit(ready, held, console, loggers)
         except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
@@ -160,7 +163,7 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
                 raise KeyboardInterrupt from ended
             raise
         summary = summarise(ready, held.path.name, threads, steps)
-        if FIRST:
+        if is_first():
             held.write_settings(cfg)  # again, in case it was removed
             held.write_summary(summary)
     console.print(make_table(f"{cfg.variant}: result", summary["metrics"]))
@@ -332,6 +335,8 @@ def _make_trainer(
     every = 1  # for a budget in seconds, as `BudgetEnd` says
     if budget.steps is not None:
         every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
+    if cfg.trainer.processes > 1 and find_launcher() is None:
+        os.environ[STARTED] = "1"  # by Lightning, with this environment
     ddp = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
     return L.Trainer(
         accelerator="cpu" if on_cpu else "gpu",

@@ -1,5 +1,7 @@
 """The arguments of the commands besides training: their help, and mistakes in one of them."""
 
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -79,3 +81,12 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     assert is_complaint(err, said)
     assert content(run) == before
     assert not out.exists()
+
+
+def test_help_is_the_same_where_python_drops_docstrings():
+    code = "from gptattn.cli.commands import new; new.main(argv=['gptattn-new', '--help'])"
+    shown = [
+        subprocess.run([sys.executable, *flags, "-c", code], check=True, capture_output=True).stdout
+        for flags in ([], ["-OO"])
+    ]
+    assert shown[0] == shown[1] != b""

@@ -1,11 +1,13 @@
-"""Memory peaks, and algorithms that repeat."""
+"""Memory peaks, algorithms that repeat, and what other systems lack."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
+from support import refuses, train
 
-from gptattn.machine.device import peak_memory_mb, reset_peak_memory
+from gptattn.machine.device import peak_memory_mb, reset_peak_memory, resolve_device
 from gptattn.machine.ending import as_user_error
 
 
@@ -28,3 +30,32 @@ def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line():
     known = as_user_error(error.value)
     assert (known.field, known.exit_code) == ("trainer.deterministic", 2)
     assert "put_" in known.message
+
+
+def test_a_mac_s_gpu_is_refused_with_the_reason_and_not_taken(tmp_path, monkeypatch, capfd):
+    with refuses("device: later tokens"):
+        resolve_device("mps", "device")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    train(tmp_path, "trainer.accelerator=auto")
+    assert "note: MPS is not used" in capfd.readouterr().out
+
+
+def test_windows_which_lacks_parts_of_the_system_can_import_and_measure_everything():
+    code = (
+        "import importlib, os, pkgutil, signal, sys\n"
+        "for name in ('resource', 'termios', 'pwd'):\n"
+        "    sys.modules[name] = None\n"
+        "for name in ('SIGHUP', 'SIGPIPE', 'SIGKILL'):\n"
+        "    delattr(signal, name)\n"
+        "for name in ('sysconf', 'setpgrp', 'sched_getaffinity'):\n"
+        "    delattr(os, name)\n"
+        "import gptattn\n"
+        "from gptattn.machine import device, disk, ending\n"
+        "for one in pkgutil.walk_packages(gptattn.__path__, 'gptattn.'):\n"
+        "    importlib.import_module(one.name)\n"
+        "device._linux_says = lambda *_: None\n"
+        "assert device.peak_memory_mb(device.torch.device('cpu')) is None\n"
+        "assert disk.free_bytes(disk.Path('.')) > 0\n"
+        "assert len(ending.handled_signals()) == 2\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

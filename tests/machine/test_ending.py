@@ -1,7 +1,10 @@
 """What ends a run: a terminal that closes, with and without nohup, and errors in one's own code."""
 
 import importlib
+import shlex
 import signal
+import subprocess
+import sys
 
 import pytest
 from support import process_state
@@ -34,3 +37,20 @@ def test_an_error_in_code_of_ones_own_names_its_file_and_line(text, said, tmp_pa
     error = as_user_error(caught.value)
     assert isinstance(error, ForeignError)
     assert str(error).startswith(said)
+
+
+def test_a_file_does_not_get_what_is_written_to_closed_streams(tmp_path):
+    code = (
+        "import os, sys\n"
+        "from gptattn.machine.ending import run_command\n"
+        "def run():\n"
+        "    print('said')\n"
+        "    with open('file', 'wb', buffering=0) as file:\n"
+        "        os.write(1, b'to stdout'), os.write(2, b'to stderr'), file.write(b'kept')\n"
+        "    assert sys.stdin.read() == ''\n"
+        "raise SystemExit(run_command(run))\n"
+    )
+    words = [sys.executable, "-c", code]
+    closed = f"{shlex.join(words)} <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", closed], cwd=tmp_path).returncode == 0
+    assert (tmp_path / "file").read_bytes() == b"kept"

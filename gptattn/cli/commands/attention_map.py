@@ -107,4 +107,4 @@ def run(arguments: Sequence[str]) -> None:
     print(f"{'even':>5}  {even[0]:>7.3f}  {even[1]:>5.3f}")
 
 
-main = partial(run_script, run, Arguments, __doc__)
+main = partial(run_script, run, Arguments)

@@ -169,4 +169,4 @@ def _report_track(
         print(f"shipped to {shipped}: {names or 'nothing'}")
 
 
-main = partial(run_script, run, Arguments, __doc__)
+main = partial(run_script, run, Arguments)

@@ -129,4 +129,4 @@ def convert(arguments: Sequence[str]) -> None:
     print(f"written: {out}")
 
 
-main = partial(run_script, convert, Arguments, __doc__)
+main = partial(run_script, convert, Arguments)

@@ -127,4 +127,4 @@ def describe_answer(found: Evaluation, question: int | CacheKind) -> str:
     return f"{line}; {change_words(one.loss - found.caches['full'].loss)} to full"
 
 
-main = partial(run_script, evaluate, Arguments, __doc__)
+main = partial(run_script, evaluate, Arguments)

@@ -83,4 +83,4 @@ def run(arguments: Sequence[str]) -> None:
     print(f"\n\n{speed}, {cache}", file=sys.stderr)
 
 
-main = partial(run_script, run, Arguments, __doc__)
+main = partial(run_script, run, Arguments)

@@ -65,4 +65,4 @@ def write_variant(name: str) -> list[Path]:
     return [*map(Path, made.values())]
 
 
-main = partial(run_script, run, Arguments, __doc__)
+main = partial(run_script, run, Arguments)

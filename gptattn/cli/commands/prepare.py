@@ -48,4 +48,4 @@ def run(arguments: Sequence[str]) -> None:
     print(f"train with: {command('train')} data=bin data.path={args.to} {words}")
 
 
-main = partial(run_script, run, Arguments, __doc__)
+main = partial(run_script, run, Arguments)

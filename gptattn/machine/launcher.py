@@ -1,0 +1,54 @@
+"""Which of a run's processes this is: of those that torchrun, srun or Lightning has started.
+
+What a launcher has left in a shell does not count: `forget_other_launchers` removes it.
+"""
+
+import os
+
+STARTED = "GPTATTN_STARTED"  # set for the processes that Lightning starts
+# What shows that a launcher has started this process -> where its number is.
+RANKS = {
+    "TORCHELASTIC_RUN_ID": "RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # of srun, and not of the script that calls it
+    STARTED: "LOCAL_RANK",
+}
+# All by which Lightning and torch take a process for one of several.
+VARIABLES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_NTASKS", "SLURM_PROCID"),
+    *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
+)
+
+
+def find_launcher() -> str | None:
+    """Return the variable of RANKS whose launcher has started this process, or None."""
+    for name in RANKS:
+        # `srun --pty bash` starts one process, a shell.
+        if name in os.environ and not (name.startswith("SLURM") and os.environ[name] == "1"):
+            return name
+    return None
+
+
+def is_first() -> bool:
+    """Whether this is the only process of a run, or the first of several."""
+    launcher = find_launcher()
+    return launcher is None or os.environ.get(RANKS[launcher], "0") == "0"
+
+
+def count_started() -> tuple[int, int] | None:
+    """Return how many processes on this machine, and machines, a launcher has started, or None."""
+    read = os.environ.get
+    match find_launcher():
+        case "TORCHELASTIC_RUN_ID":
+            return int(read("LOCAL_WORLD_SIZE", 1)), int(read("GROUP_WORLD_SIZE", 1))
+        case "SLURM_STEP_NUM_TASKS" as name:
+            nodes = int(read("SLURM_STEP_NUM_NODES", 1))
+            return int(os.environ[name]) // nodes, nodes
+    return None
+
+
+def forget_other_launchers() -> None:
+    """Remove what launchers that have not started this process have left in its environment."""
+    if find_launcher() is None:
+        for name in VARIABLES:
+            os.environ.pop(name, None)
