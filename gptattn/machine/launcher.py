@@ -49,6 +49,8 @@ def count_started() -> tuple[int, int] | None:
 
 def forget_other_launchers() -> None:
     """Remove what launchers that have not started this process have left in its environment."""
-    if find_launcher() is None:
-        for name in VARIABLES:
-            os.environ.pop(name, None)
+    launcher = find_launcher()
+    for name in VARIABLES if launcher is None else ():
+        os.environ.pop(name, None)
+    if launcher == "SLURM_STEP_NUM_TASKS" and (started := count_started()) is not None:
+        os.environ["SLURM_NTASKS_PER_NODE"] = str(started[0])  # Lightning reads the job's, or fails
