@@ -1,6 +1,7 @@
 """Tokens from a model, one by one, through the cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -73,11 +74,18 @@ def generate(
 
 
 def generate_text(
-    model: GPT, tokenizer: Tokenizer, prompt: Ids, tokens: int, sampling: Sampling, seed: int
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: Ids,
+    tokens: int,
+    sampling: Sampling,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Return the text of the prompt's ids and of `tokens` new ones."""
+    """Return the text of the prompt's ids and of `tokens` new ones, fewer once `stop()` is True."""
     device = next(model.parameters()).device
     ids = torch.from_numpy(prompt.astype("int64"))[None].to(device)
     own = {"generator": torch.Generator(device).manual_seed(seed)}
-    found = generate(model, ids, tokens, sampling, vocab_size=tokenizer.vocab_size, **own)
+    new = stream(model, ids, tokens, sampling, vocab_size=tokenizer.vocab_size, **own)
+    found = torch.cat([ids, *takewhile(lambda _: not stop(), new)], dim=1)
     return tokenizer.decode(found[0].cpu().numpy())

@@ -37,6 +37,7 @@ class RunState:
     step_seconds: "array[float]" = field(default_factory=lambda: array("d"))  # of each settled step
     shared: bool = False  # the machine, with other runs
     complete: bool = False  # whether its budget was used up, or its accuracy reached, at this step
+    validation_due: bool = False  # after this step, and not ended yet
     # The record: its size in bytes, the newest value of each metric, and the newest row with a
     # training loss, up to whose step so many were timed; values logged since then, by metric.
     row_bytes: int = 0

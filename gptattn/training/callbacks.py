@@ -3,8 +3,10 @@
 Ctrl-C and other signals are handled in `checkpoints.py`, which saves the state.
 """
 
+import contextlib
 import math
 import time
+from collections.abc import Callable
 from statistics import mean, median
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
+from gptattn.errors import NumericError
 from gptattn.machine.device import peak_memory_mb, synchronize
 from gptattn.runs.metrics import ACCURACY, MEMORY, SPEED, STEP_MS
 from gptattn.training.module import LanguageModel
@@ -185,10 +188,15 @@ def read(value: Tensor) -> float | None:
 
 
 class Samples(L.Callback):
-    """Generates text at each validation and records it; always with the same seed."""
+    """Generates text at each validation and records it; always with the same seed.
 
-    def __init__(self, ready: Ready, record: MetricsFile, board: Board) -> None:
-        self.record, self.board = record, board
+    The text is cut short once `stop` returns True.
+    """
+
+    def __init__(
+        self, ready: Ready, record: MetricsFile, board: Board, stop: Callable[[], bool]
+    ) -> None:
+        self.record, self.board, self.stop = record, board, stop
         self.tokenizer, self.cfg, self.seed = ready.data.tokenizer, ready.cfg.sample, ready.cfg.seed
         if self.cfg.tokens and self.cfg.prompt is None:
             self.prompt = ready.data.opening(PROMPT_TOKENS, PROMPT_TOKENS)[0][0].numpy()
@@ -196,13 +204,17 @@ class Samples(L.Callback):
             self.prompt = encode_prompt(self.tokenizer, str(self.cfg.prompt))
         self.text = ""
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self.cfg.tokens == 0:
             return
         sampling = Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k)
-        self.text = generate_text(
-            pl_module.model, self.tokenizer, self.prompt, self.cfg.tokens, sampling, self.seed
-        )
+        own = self.prompt, self.cfg.tokens, sampling, self.seed
+        with contextlib.suppress(NumericError):  # the loss, which is next, names the settings
+            self.text = generate_text(pl_module.model, self.tokenizer, *own, self.stop)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self.cfg.tokens == 0:
+            return
         self.board.log_text("sample/text", self.text, trainer.global_step)
         self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 

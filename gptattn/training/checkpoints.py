@@ -39,9 +39,9 @@ class SafeCheckpointIO(CheckpointIO):
 class Checkpoints(Checkpoint):
     """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
-    When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step. A
-    validation that is due runs first, because a run resumed from an earlier save would skip it.
-    `record`: None in all processes but the first.
+    When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step, or
+    abandons the validation after it: a resumed run begins with that. What a validation writes, it
+    writes at its end, where none is abandoned. `record`: None in all processes but the first.
     """
 
     def __init__(
@@ -49,7 +49,8 @@ class Checkpoints(Checkpoint):
     ) -> None:
         self.state, self.saves = ready.state, ready.cfg.checkpoint
         self.run, self.clock, self.record = run, clock, record
-        self._signum = 0  # of the first signal that asked for the end
+        self.signum = 0  # of the first signal that asked for the end
+        self._in_step = False
         self._handlers: dict[int, Any] = {}
         self._step = 0  # the newest that has ended
 
@@ -59,14 +60,8 @@ class Checkpoints(Checkpoint):
         self.clock.settle()
         self.state.step = trainer.global_step
         self.state.row_bytes = 0 if self.record is None else self.record.size
-        numbers: Any = np.random.get_state(legacy=False)
-        numbers["state"]["key"] = numbers["state"]["key"].tolist()
-        self.state.generators = {
-            "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-            "python": random.getstate(),  # from this and numpy's, only code of the user's draws
-            "numpy": numbers,
-        }
+        if not self.state.validation_due:  # which may have drawn already
+            self.state.generators = read_generators()
         self.state.store(checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -84,43 +79,70 @@ class Checkpoints(Checkpoint):
             np.random.set_state(generators["numpy"])
         else:
             torch.randn(1024, 1024)  # dropout has always begun after so many draws
+        if self.state.validation_due:  # Lightning would go on with the next step
+            loop = trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            trainer.validating = True
+            loop.run()
+            trainer.training = True
 
     def _note(self, signum: int, frame: object) -> None:
-        if self._signum == 0:
-            self._signum = signum
-            again = "; Ctrl-C again stops it now" if signum == signal.SIGINT else ""
-            write_stderr(f"{WORDS[signal.Signals(signum)]}: stopping after this step{again}")
-        elif signum == signal.SIGINT:
+        if self.signum == 0:
+            self.signum = signum
+            what = "stopping after this step" if self._in_step else "saving the state"
+            if self._in_step and signum == signal.SIGINT:
+                what += "; Ctrl-C again stops it now"
+            elif self.state.validation_due:
+                what += "; a resumed run begins with this validation"
+            write_stderr(f"{WORDS[signal.Signals(signum)]}: {what}")
+        elif signum == signal.SIGINT and self._in_step:
             raise KeyboardInterrupt
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._in_step = True
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._in_step = False
         if trainer.global_step == self._step:
             return  # a micro-batch
         self._step = trainer.global_step
         every = trainer.val_check_batch
-        due = trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0)
-        if not due and self._must_stop(trainer):
-            self._save(trainer, pl_module)
-            raise Stopped(self._signum, trainer.global_step, self.saves)
+        if trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0):
+            self.state.generators = read_generators()
+            self.state.validation_due = True  # its first batch ends a run that must stop
+        else:
+            self._stop_if_asked(trainer, pl_module)
+
+    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        self._stop_if_asked(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._stop_if_asked(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
+        self.state.validation_due = False
         self._save(trainer, pl_module)
         if self._must_stop(trainer):
-            raise Stopped(self._signum, trainer.global_step, self.saves)
+            raise Stopped(self.signum, trainer.global_step, self.saves)
 
     def _must_stop(self, trainer: L.Trainer) -> bool:
         """Whether the run is to end. All its processes ask at the same points."""
-        asked = self._signum
+        asked = self.signum
         if trainer.world_size > 1:
             own = torch.tensor(asked, device=trainer.strategy.root_device)
             asked = int(trainer.strategy.reduce(own, reduce_op="max"))
-            # A signal that came during the exchange counts at the next step.
-            self._signum = asked or self._signum
+            # A signal that came during the exchange counts at the next time.
+            self.signum = asked or self.signum
         return asked != 0
+
+    def _stop_if_asked(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self._must_stop(trainer):
+            self._save(trainer, pl_module)
+            raise Stopped(self.signum, trainer.global_step, self.saves)
 
     def _save(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not self.saves:
@@ -145,3 +167,15 @@ class Checkpoints(Checkpoint):
         self._handlers.clear()
 
     on_exception = teardown  # Lightning calls no teardown after an exception
+
+
+def read_generators() -> dict[str, Any]:
+    """Return the states of all global random generators, for `RunState`."""
+    numbers: Any = np.random.get_state(legacy=False)
+    numbers["state"]["key"] = numbers["state"]["key"].tolist()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "python": random.getstate(),  # from this and numpy's, only code of the user's draws
+        "numpy": numbers,
+    }

@@ -323,13 +323,14 @@ def _make_trainer(
     from gptattn.training.record import Board, MetricsFile
 
     record = next((one for one in loggers if isinstance(one, MetricsFile)), None)
+    checkpoints = Checkpoints(ready, held, clock, record)
     board = next((one for one in loggers if isinstance(one, Board)), None)
     callbacks: list[L.Callback] = [clock, *ready.callbacks, MetricRows(ready, clock)]
     if record is not None and board is not None:
-        samples = Samples(ready, record, board)
+        samples = Samples(ready, record, board, lambda: checkpoints.signum != 0)
         progress = ConsoleProgress(ready, console, clock, samples)
         callbacks += [samples, progress, AttentionLog(ready, board)]
-    callbacks += [end, Checkpoints(ready, held, clock, record)]
+    callbacks += [end, checkpoints]
 
     cfg, budget, on_cpu = ready.cfg, ready.budget, ready.device.type == "cpu"
     every = 1  # for a budget in seconds, as `BudgetEnd` says
