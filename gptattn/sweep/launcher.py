@@ -31,7 +31,7 @@ from gptattn.sweep.progress import describe_end
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
 QUIET_SECONDS, MAX_QUIET_SECONDS = 5.0, 60.0  # between lines while no run ends
-GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
+GRACE_SECONDS = 120.0  # between SIGTERM and SIGKILL: a large model's step, and its state's write
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """A run that was stopped or killed resumes as if nothing had happened."""
 
 import signal
+import sys
 
 import pytest
 from interrupted import SIX, begun, crash, fingerprint, once, sent, steps_kept
@@ -46,6 +47,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(how, tmp_path, monkeypatch):
     [
         ("training_step", 1, signal.SIGTERM),  # a validation follows this step
         ("validation_step", 4, signal.SIGINT),
+        ("training_step", 2, signal.SIGTERM),
         pytest.param("training_step", 5, signal.SIGTERM, marks=pytest.mark.slow),  # the last
     ],
 )
@@ -61,10 +63,44 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     assert f"run holds step {taken}; to resume: gptattn-train resume=run" in err
     assert "Traceback" not in err
     assert steps_kept(run)[0] == f"step={taken}.safetensors"
+    assert taken not in dict(series(run, "val/loss"))  # abandoned, and made up below
     assert not (run / "summary.json").exists()
     assert fingerprint(run) != whole("gqa")
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole("gqa")
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == [2, 4, 6]
+
+
+DRAWING = """
+import signal
+import lightning.pytorch as L
+import torch
+
+SENT = []
+
+class Drawing(L.Callback):
+    def on_validation_start(self, *args):
+        torch.rand(3)
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        while SENT and trainer.global_step == 4:
+            signal.raise_signal(SENT.pop(0))
+"""
+
+
+def test_neither_a_sample_nor_a_second_ctrl_c_keeps_a_run_from_saving(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    own = begun(tmp_path, "trainer.callbacks={mine:{_target_:drawing.Drawing}}")
+    assert command(tmp_path, *own, "run_dir=whole") == 0
+    sys.modules["drawing"].SENT[:] = [signal.SIGTERM, signal.SIGINT]
+    assert command(tmp_path, *own) == 143
+    assert "begins with this validation" in capfd.readouterr().err
+    assert steps_kept(tmp_path / "run") == ["step=4.safetensors", "step=2.safetensors"]
+    assert 4 not in dict(series(tmp_path / "run", "sample/text"))
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
