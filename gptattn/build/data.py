@@ -4,6 +4,7 @@ from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.text import PlainText, cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer, encode_prompt
 from gptattn.errors import ConfigError
+from gptattn.settings.budget import limit_validation
 from gptattn.settings.config import MASK_DOCUMENTS, TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.values import check_type
@@ -48,6 +49,7 @@ def build_request(cfg: TrainConfig, tokenizer: Tokenizer) -> Request:
         cache=cache_folder(cfg.cache_dir),
         data_name=f"data={cfg.choices['data']}",
         tokenizer_name=cfg.choices["tokenizer"],
+        val_tokens=limit_validation(cfg),
     )
 
 

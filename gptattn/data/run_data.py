@@ -56,6 +56,7 @@ class Request:
     cache: Path  # folder for token files
     data_name: str  # in conf/data, for messages
     tokenizer_name: str  # in conf/tokenizer
+    val_tokens: int | None = None  # the most to score; None: all that are held out
 
 
 class Source(ABC):

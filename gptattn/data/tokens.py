@@ -73,6 +73,9 @@ class TokenData(RunData):
         ids = map_ids(folder / TOKENS)
         self.train = ids[: index.train_tokens]
         self.val = ids[index.val_start :]  # the first is only context
+        if request.val_tokens is not None and request.val_tokens < len(self.val) - 1:
+            self.val = self.val[: request.val_tokens + 1]
+            self.val_bytes = _count_bytes(self.val[1:], self.tokenizer)
         if index.train_tokens < request.context_length + 1:
             raise ConfigError(
                 "model.context_length",

@@ -8,7 +8,7 @@ Ctrl-C during a step, or one before training, stops it at once: what was saved l
 that starts a new one.
 
 A sweep (`sweep/launcher.py`) alone receives the signal and passes it on to its runs, starts no
-more, and kills those that take more than 2 minutes to save; a second Ctrl-C meanwhile is ignored. It
+more, and kills those that take over 2 minutes to save; a second Ctrl-C meanwhile is ignored. It
 says how many are done and exits as a run does. The same command skips those, resumes the runs that
 have a checkpoint, and starts the others (`sweep/loop.py`, `sweep/plan.py`).
 """

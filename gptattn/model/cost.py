@@ -59,6 +59,24 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     )
 
 
+def estimate_training_bytes(model: GPT, tokens: int, dtype: torch.dtype) -> int:
+    """Return about how much memory the tensors of a training step take, at the least.
+
+    `tokens`: of a micro-batch; `dtype`: of its matrix products. Of the parameters there are
+    gradients and AdamW's two averages. For the backward pass, what enters and leaves each Linear of
+    a block stands for all that is kept: right to a tenth for softmax attention, while mechanisms
+    that carry a state keep up to three times as much.
+    """
+    stored = 4 * sum(p.numel() * p.itemsize for p in model.parameters())
+    kept = [
+        sum(m.in_features + m.out_features for m in block.modules() if isinstance(m, nn.Linear))
+        for block in model.layers()
+    ]
+    if model.activation_checkpointing:  # one block at a time, and what enters each
+        kept = [max(kept), *(model.token_embedding.embedding_dim for _ in kept)]
+    return stored + tokens * sum(kept) * dtype.itemsize
+
+
 def count_cache(model: GPT, tokens: int | None = None) -> int:
     """Return the bytes of one row's cache in half precision, by default for the whole context."""
     return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes

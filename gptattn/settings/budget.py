@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from gptattn.settings.config import BudgetConfig, OptimConfig
+from gptattn.settings.config import BudgetConfig, OptimConfig, TrainConfig
 
+VALIDATION_FLOPS = 2.5e12  # that any validation may take: half a minute on two CPU cores
 FIRST_PROGRESS = 1e-3  # least position on the schedule, for a budget in seconds
 
 
@@ -50,6 +51,23 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
         steps = round(cfg.flops / (tokens_per_step * flops_per_token))
         return Budget(steps=max(1, steps), seconds=None)
     return Budget(steps=cfg.default_steps if cfg.steps is None else cfg.steps, seconds=None)
+
+
+def limit_validation(cfg: TrainConfig) -> int | None:
+    """Return how many held-out tokens a validation scores at most; None: all.
+
+    For `auto` a fifth of the tokens that the run trains on, so that five validations take at most a
+    third of the training's time, or what VALIDATION_FLOPS allow, if that is more. All attentions
+    get the same: the FLOPs are those of GPT-2's blocks.
+    """
+    if cfg.validation.tokens != "auto":
+        return cfg.validation.tokens
+    forward = 24 * cfg.model.num_layers * cfg.model.d_model**2  # FLOPs per token
+    tokens_per_step = cfg.batch_size * cfg.model.context_length
+    steps = resolve_budget(cfg.budget, tokens_per_step, 3 * forward).steps
+    if not steps:
+        return None
+    return max(tokens_per_step * steps // 5, round(VALIDATION_FLOPS / forward))
 
 
 def learning_rate(progress: float, optim: OptimConfig) -> float:

@@ -143,9 +143,13 @@ UNITS = ("steps", "tokens", "seconds", "flops")
 
 @dataclass
 class ValidationConfig:
-    """`fraction`: the share of the text that is held out. `count`: validations in a run."""
+    """`fraction`: the share of the text that is held out. `count`: validations in a run.
+
+    `tokens`: the most that one scores; None: all; auto: see `settings.budget.limit_validation`.
+    """
 
     fraction: Annotated[float, Meta(gt=0, lt=1)]
+    tokens: PositiveInt | Literal["auto"] | None
     count: Annotated[PositiveInt, Meaning.VIEW]
 
 

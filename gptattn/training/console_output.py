@@ -19,6 +19,7 @@ from gptattn.training.callbacks import Samples, StepClock
 from gptattn.training.preflight import Ready
 
 LINE_SECONDS = 4.0  # between plain lines
+SLOW_SECONDS = 1.0  # of a first step that is worth a line of its own
 RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in a table
 
 
@@ -28,6 +29,12 @@ class ConsoleProgress(L.Callback):
     def __init__(self, ready: Ready, console: Console, clock: StepClock, samples: Samples) -> None:
         self.state, self.budget = ready.state, ready.budget
         self.console, self.clock, self.samples = console, clock, samples
+        self.count, self.val_tokens = (
+            ready.cfg.validation.count,
+            ready.data.facts().get("val_tokens", 0),
+        )
+        self.tokens_per_step = ready.cfg.batch_size * ready.cfg.model.context_length
+        self._timed: int | None = ready.state.step  # until a step of this process has ended
         self._bar: Progress | None = None
         self._last_line = 0.0
 
@@ -47,6 +54,9 @@ class ConsoleProgress(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if TRAIN_LOSS not in self.state.last:
             return  # the first step is not complete
+        if self._timed is not None and trainer.global_step > self._timed:
+            self._timed = None
+            self._estimate(trainer.global_step)
         seconds = self.clock.now()
         done = self.budget.progress(trainer.global_step, seconds)
         left = f"{format_duration(seconds * (1 - done) / done)} left" if done else ""
@@ -56,6 +66,22 @@ class ConsoleProgress(L.Callback):
         elif time.monotonic() - self._last_line > LINE_SECONDS:
             self.console.print(f"{self._describe(trainer)}  {done:4.0%}  {left}")
             self._last_line = time.monotonic()
+
+    def _estimate(self, step: int) -> None:
+        """Print how long a slow step took, and about how long the rest will take."""
+        self.clock.settle()
+        took = self.state.step_seconds[-1]
+        if took < SLOW_SECONDS:
+            return  # mostly warming up; a later line will know better
+        # Forward alone is a third of a step's work.
+        validation = took * self.val_tokens / self.tokens_per_step / 3
+        left = 1 - self.budget.progress(step, self.state.seconds)
+        training = took * self.budget.steps if self.budget.steps else self.budget.seconds or 0.0
+        total = left * (training + self.count * validation)
+        self.console.print(
+            f"step {step} took {took:.2g} s: about {format_duration(total)} left, with "
+            f"validations of {format_duration(validation)} each"
+        )
 
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"

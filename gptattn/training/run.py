@@ -26,6 +26,7 @@ from gptattn.machine.device import NO_MPS, keep_freed_memory, reset_peak_memory,
 from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
 from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import STARTED, find_launcher, is_first
+from gptattn.model.cost import estimate_training_bytes
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
@@ -33,7 +34,7 @@ from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import check_layers
-from gptattn.training.preflight import Ready, preflight
+from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
     from gptattn.training.callbacks import BudgetEnd, StepClock
+
+GPT2_IDS = 50_257  # of GPT-2's tokenizer
 
 
 def train(
@@ -230,7 +233,16 @@ def _print_outline(ready: Ready, console: Console) -> None:
         console.print(describe_match(cfg.match_made), markup=False)
     for line in describe_missing_parts(cfg, ready.model):
         console.print(line, markup=False)
+    ids, model = len(ready.model.head.weight), cfg.choices["model"]
+    if model.startswith("gpt2") and ids < GPT2_IDS:
+        console.print(
+            f"model={model} has {ready.cost.params / 1e6:.0f}M parameters with {ids:,} ids; "
+            f"GPT-2's have {GPT2_IDS:,}: tokenizer=gpt2, or model.vocab_size={GPT2_IDS}"
+        )
     console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
+    tokens = cfg.batch_size * cfg.model.context_length // cfg.accumulate // cfg.trainer.processes
+    memory = estimate_training_bytes(ready.model, tokens, DTYPES[cfg.trainer.precision])
+    console.print(f"training takes at least {memory / 1e6:,.0f} MB of memory")
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":

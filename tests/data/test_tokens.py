@@ -130,6 +130,15 @@ def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(gpt2, tmp_p
     assert len({data.text_hash for data in found}) == 1
 
 
+def test_only_the_beginning_is_scored_if_a_run_asks_for_it(gpt2, tmp_path):
+    text = "A naïve π ≈ 3.14. " * 40
+    whole, part = (load(text, tmp_path, gpt2, val_tokens=most) for most in (None, 9))
+    assert part.val.tolist() == whole.val[:10].tolist()
+    assert part.val_bytes == len(read_sides(part)[1].encode())
+    assert part.facts()["val_tokens"] == 9
+    assert load(text, tmp_path, gpt2, val_tokens=10_000).facts() == whole.facts()
+
+
 def test_gpt2s_end_of_text_stands_between_documents(gpt2, tmp_path):
     data = load(PlainText(["ab" * 10, "c" * 10]), tmp_path, gpt2)
     end = gpt2.separator()

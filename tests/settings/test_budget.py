@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from building import settings
 
-from gptattn.settings.budget import Budget, learning_rate, resolve_budget
+from gptattn.settings.budget import Budget, learning_rate, limit_validation, resolve_budget
 from gptattn.settings.config import BudgetConfig
 
 
@@ -72,3 +72,20 @@ def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine_or_a_line
     curve = {"warmup_fraction": warmup, "final_lr_fraction": final, "decay": decay}
     optim = replace(settings().optim, **curve, decay_fraction=fall)
     assert learning_rate(progress, optim) == pytest.approx(optim.lr * expected, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("given", "most"),
+    [
+        # GPT-2 small takes 2 * 84,934,656 FLOPs per token forward: 2.5e12 are enough for 14,717.
+        (["model=gpt2_small", "batch_size=1", "budget.steps=5"], 14_717),
+        (["model=gpt2_small", "batch_size=2", "budget.steps=100"], 40_960),  # a fifth of 204,800
+        (["model=gpt2_small", "batch_size=2", "budget.tokens=204700"], 40_960),
+        (["model=gpt2_small", "budget.steps=5", "validation.tokens=null"], None),
+        (["model=gpt2_small", "budget.seconds=5", "validation.tokens=7"], 7),
+        (["model=gpt2_small", "budget.seconds=5"], None),
+        (["budget.steps=1", "attn=mla"], 12_715_658),  # 2 * 98,304: more than held-out texts have
+    ],
+)
+def test_a_large_model_with_few_steps_scores_part_of_the_held_out_text(given, most):
+    assert limit_validation(settings(*given)) == most

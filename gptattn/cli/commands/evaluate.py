@@ -24,6 +24,7 @@ from gptattn.machine.device import resolve_device, set_threads
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
+from gptattn.settings.budget import limit_validation
 from gptattn.settings.config import Accelerator, Threads
 
 
@@ -71,7 +72,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     for run in runs:
         saved = load_run(run.folder, args.allow_targets)
         cfg, tokenizer = saved.cfg, saved.tokenizer
-        made_of = [cfg.data, tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir]
+        held_out = cfg.validation.fraction, limit_validation(cfg)
+        made_of = [cfg.data, tokenizer.fingerprint(), held_out, cfg.cache_dir]
         key = json.dumps(made_of, sort_keys=True)
         if key not in texts:
             texts[key] = build_data(cfg, tokenizer)
