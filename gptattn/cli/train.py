@@ -30,16 +30,18 @@ from gptattn.machine.ending import (
 )
 from gptattn.machine.launcher import is_first
 from gptattn.runs.metrics import LOSS
+from gptattn.settings.comments import list_settings
 from gptattn.settings.compose import CONF, from_hydra, resume_settings
 from gptattn.settings.config import check
 from gptattn.settings.messages import explain_hydra_error, name_typed
-from gptattn.settings.values import suggest
+from gptattn.settings.values import describe_unknown, suggest
 
 # Hydra's. On another one argparse would print its whole usage.
 FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--info",
 )  # fmt: skip
+SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
 # Asked before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
 
@@ -61,12 +63,22 @@ def end(task: Callable[[], Any]) -> NoReturn:
     settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
     for i, argument in enumerate(arguments):
         name, mistake = argument.partition("=")[0], None
-        if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
+        if name.startswith("-") and not any(flag.startswith(name) for flag in (*FLAGS, *SHORT)):
+            setting, known = name.lstrip("-").replace("-", "_"), list_settings(CONF)
+            after = [a for a in arguments[i + 1 : i + 2] if a[:1] != "-" and "=" not in a]
+            value = argument.partition("=")[2] or (after or ["VALUE"])[0]
+            how = f"{setting} {describe_unknown(setting, known)}"
+            if setting in known or (CONF / setting).is_dir():
+                how = f"write {setting}={value}"
+            elif "did you mean" not in how:
+                how = suggest(name, FLAGS)
+            mistake = "command line", f"{name} is not a flag; {how}"
+        elif argument.startswith("-") and settings and settings[0] < i < settings[-1]:
             mistake = "command line", f"{argument} must come before the settings"
-        elif name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
-            mistake = "command line", f"{name} is not a flag; {suggest(name, FLAGS)}"
         elif name == "hydra.run.dir" and is_first():  # Lightning gives it to the others
             mistake = name, "is not used here; give run_dir=FOLDER"
+        elif name == "hydra/sweeper" and argument != "hydra/sweeper=gptattn":
+            mistake = name, "is fixed; hydra.sweeper.tune tries learning rates, see docs/sweeps.md"
         elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
             mistake = name, "names one run, and -m starts many; leave one of them out"
         if mistake is not None:

@@ -19,9 +19,10 @@ REMOVED = "cannot be removed; give it a value instead"
 SAYINGS = {
     r"Could not delete '([^']+)'": REMOVED,
     r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
-    r"Ambiguous value for argument '([^=]+)=([^']*)'": (
-        "{1} gives several values; add -m to run each, or write {0}=[{1}] for a list"
+    r"Ambiguous value for argument '((?:part|pattern|logger|\w+_targets)\b[^=]*)=([^']*)'": (
+        "{1} gives several values; write {0}=[{1}] for a list, or add -m to run each"
     ),
+    r"Ambiguous value for argument '([^=]+)=([^']*)'": "{1} gives several values; add -m",
     r"Multiple values for ([\w/]+)\.": "takes one choice; write {0}=... without the +",
     r"([\w/]+) appears more than once": "takes one choice; write {0}=... without the +",
 }
@@ -37,7 +38,13 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, OmegaConfBaseException):
         return explain_omegaconf_error(error, conf)
     if isinstance(error, MissingConfigException):
-        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        missing = error.missing_cfg_file or ""
+        *groups, choice = missing.split("/", 1 + missing.startswith("hydra/"))
+        group = "/".join(groups)
+        if group == "data" and re.search("[./]", choice):
+            hub = re.fullmatch(r"[\w-]+/[\w-]+", choice) and not Path(choice).exists()
+            how = f"data=hf data.name={choice}" if hub else f"data=text data.path={choice}"
+            return ConfigError(group, f"takes one of its names; write {how}")
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
         if (group, choice) == ("hydra/launcher", "ray"):
@@ -101,7 +108,7 @@ def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
         name = SETTING_OF.get(word, word if word in typed or "." in word else f"attn.{word}")
         if typed.get(name) == value or ("." in word and not value and word in typed):
             own.append(name)
-    if not own:
+    if not own or own[0].startswith(f"{field}."):
         return error
     said = f"{typed[own[0]]} does not go with {field}: {error.message}"
     divides = re.match(r"(\w+)=(\d+) must divide (\w+)=(\d+)", error.message)

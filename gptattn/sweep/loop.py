@@ -22,7 +22,7 @@ from gptattn.runs.two_stages import variant_key
 from gptattn.settings.layers import quote
 from gptattn.sweep.jobs import Job, list_jobs
 from gptattn.sweep.plan import DIVERGED, Plan, find_runs, plan_jobs
-from gptattn.sweep.progress import print_end, print_plan
+from gptattn.sweep.progress import print_end, print_plan, print_refused
 from gptattn.sweep.stages import Results, Stage, Stages, share_machine
 from gptattn.sweep.tuning import SEED, Tune, read_tune, set_rate, tune_stage
 from gptattn.sweep.until import Until
@@ -33,8 +33,8 @@ def run_sweep(
 ) -> None:
     """Run a sweep from its command line to its end table.
 
-    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if a run
-    cannot work, and SweepError if runs failed.
+    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if no run can
+    work, and SweepError at the end if some could not, or failed.
     """
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
@@ -50,17 +50,19 @@ def run_sweep(
     plan = partial(plan_jobs, loader, config, refused)
     stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
     first = next(stages)  # by now, all runs that may follow are checked
-    for variant, error in refused.items():
-        print(f"refused: {variant}: {error}", file=sys.stderr)
+    print_refused(refused)
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher)
     with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
         # Other launchers' runs were on other machines.
         measures = [*config.allow_targets] if ours and config.sweep.speed else None
-        run_stages(first, stages, home, config, launch, measures)
-    for variant, error in refused.items():
-        raise SweepError(f"{variant} was refused: {error}", error.exit_code)
+        try:
+            run_stages(first, stages, home, config, launch, measures)
+        finally:
+            print_refused(refused)
+    for error in refused.values():
+        raise SweepError("not all of it could run; correct what was refused", error.exit_code)
 
 
 def plan_stages(

@@ -10,12 +10,12 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
-from gptattn.errors import ConfigError, ForeignError, NumericError, UserError
+from gptattn.errors import ConfigError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
-from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.config import CONF, TrainConfig, check
 from gptattn.settings.identity import Provenance, differences, flat, places, settings_key
-from gptattn.settings.messages import name_typed
+from gptattn.settings.messages import explain_hydra_error, name_typed
 from gptattn.sweep.jobs import VARIANTS, Job
 
 DIVERGED = NumericError.exit_code
@@ -44,12 +44,15 @@ def name_variant(job: Job) -> Iterator[None]:
     """In this block, let a user's mistake name the setting that was typed, and the variant."""
     try:
         yield
-    except UserError as error:
-        named = name_typed(error, job.overrides)
+    except Exception as error:
+        known = explain_hydra_error(error, job.overrides, CONF)
+        if not isinstance(known, UserError):
+            raise
+        named = name_typed(known, job.overrides)
         if not job.variant:
             raise named from error
         how = f"{named.message}; in {VARIANTS}: {job.variant}"
-        raise type(error)(named.field, how) from error
+        raise type(named)(named.field, how) from error
 
 
 def plan_jobs(
@@ -62,22 +65,32 @@ def plan_jobs(
     """Return the plans of the jobs, ordered by seed first, so that a sweep that is stopped early
     has run every variant.
 
-    `config` is the sweep's. A variant with a broken layer is left out, and its error is added to
-    `refused`, by name. Raises a UserError for the first job that cannot work otherwise, or if no
-    job is left.
+    `config` is the sweep's. A job that cannot work is left out, and its error is added to
+    `refused`, by the overrides that the jobs with this error share, and others lack. Raises the
+    first error if no job is left.
     """
     # torch takes seconds to import
-    from gptattn.training.contract import BrokenLayer, check_layers
+    from gptattn.training.contract import check_layers
     from gptattn.training.preflight import preflight
 
     composed: dict[tuple[str, ...], DictConfig] = {}
     found: list[tuple[Job, TrainConfig]] = []
+    errors: dict[str, tuple[UserError, list[Job]]] = {}
+
+    @contextmanager
+    def refuse(job: Job) -> Iterator[None]:
+        try:
+            with name_variant(job):
+                yield
+        except UserError as error:
+            errors.setdefault(str(error), (error, []))[1].append(job)
+
     before = HydraConfig.instance().cfg
     for job in jobs:
         own = {m[1]: m[2] for m in map(NUMBERS.fullmatch, job.overrides) if m}
         others = (o for o in job.overrides if not NUMBERS.fullmatch(o))
         alike = (*sorted(own), *others)
-        with name_variant(job):
+        with refuse(job):
             if alike not in composed:
                 composed[alike] = loader.load_sweep_config(config, job.overrides)
             node = composed[alike]
@@ -85,8 +98,7 @@ def plan_jobs(
             with read_write(node.hydra):
                 node.hydra.overrides.task = job.overrides
             HydraConfig.instance().set_config(node)
-            cfg = from_hydra(node, node.hydra)
-        found.append((job, cfg))
+            found.append((job, from_hydra(node, node.hydra)))
     HydraConfig.instance().cfg = before
     found.sort(key=lambda one: one[1].seed)
     if len({job.variant for job in jobs}) > 1:
@@ -97,14 +109,14 @@ def plan_jobs(
 
     shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     # Keep only this of each check: the data and weights of many runs would fill the memory.
-    known: dict[str, tuple[TrainConfig, int, Provenance] | None] = {}
+    known: dict[str, tuple[TrainConfig, int, Provenance] | UserError] = {}
     plans: list[Plan] = []
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
         whether = cfg.optim.matrices, cfg.budget.accuracy is None
         key = repr((asdict(cfg) | dict.fromkeys(NOT_CHECKED), whether))
-        with name_variant(job):
+        with refuse(job):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
                 raise ConfigError(
@@ -118,16 +130,19 @@ def plan_jobs(
                         check_layers(cfg)
                     ready = preflight(cfg, plans=True)
                     known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
-                except (BrokenLayer, ForeignError) as error:
-                    refused[cfg.variant], known[key] = error, None
-        if (ready_made := known[key]) is None:
-            continue
-        checked, size, provenance = ready_made
-        checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
-        name = name_run(cfg, [o for o in job.overrides if o not in shared])
-        plans.append(Plan(job.overrides, checked, home / name, size, provenance))
-    if not plans:
-        raise next(iter(refused.values()))
+                except UserError as error:
+                    known[key] = error
+            if isinstance(made := known[key], UserError):
+                raise made
+            checked, size, provenance = made
+            checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
+            name = name_run(cfg, [o for o in job.overrides if o not in shared])
+            plans.append(Plan(job.overrides, checked, home / name, size, provenance))
+    for error, those in errors.values():
+        if not plans:
+            raise error
+        own = set.intersection(*(set(job.overrides) for job in those)) - shared
+        refused[" ".join(o for o in those[0].overrides if o in own)] = error
     return plans
 
 

@@ -1,10 +1,12 @@
 """What a sweep prints: its plan, and how its runs have ended. `plan.py` decides what is done."""
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gptattn import command
+from gptattn.errors import UserError
 from gptattn.machine.console import format_duration
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.plan import Found
@@ -26,6 +28,12 @@ def print_plan(home: Path, runs: int, over: int, found: Found) -> None:
         more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
         line = f"stale: {names}{more}: {why}; will run again, old results stay"
         print(f"{line} (sweep.keep_stale=true uses them)", flush=True)
+
+
+def print_refused(refused: Mapping[str, UserError]) -> None:
+    """Print which runs cannot work, and why, to stderr."""
+    for runs, error in refused.items():
+        print(f"refused: {runs}: {error}", file=sys.stderr, flush=True)
 
 
 def describe_end(folder: Path, seconds: float) -> str:

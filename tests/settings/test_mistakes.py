@@ -25,7 +25,11 @@ TYPED = {
     # Choices
     "attn=gqaa": ("attn", "gqa"),
     "attn=flash": ("attn", "attn.backend=sdpa"),
-    "attn=mha,gqa": ("attn", "-m"),
+    "attn=mha,gqa": ("attn", "add -m$"),
+    "data=/a/b.txt": ("data", "data=text data.path=/a/b.txt"),
+    "data=my.txt": ("data", "data=text data.path=my.txt"),
+    "data=owner/name": ("data", "data=hf data.name=owner/name"),
+    "attn=./mine.py": ("attn", "mine.py"),
     "+attn=mha": ("attn", "without the"),
     # Keys
     "batchsize=4": ("batchsize", "batch_size"),
@@ -49,6 +53,7 @@ TYPED = {
     "pattern=[gqa,mqa,mha]": ("pattern", "model.num_layers=3"),
     "layers={near:{attn:sliding}}": ("layers", r"pattern=\[near\]"),
     "pattern=gqa": ("pattern", r"\[a,b\]"),
+    "pattern=gqa,mqa": ("pattern", r"pattern=\[gqa,mqa\]"),
     "pattern=[gqa,mqa] attn=gqa": ("attn", r"pattern=\[gqa,mqa\]"),
     "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
         "attn.kv_rank",
@@ -114,6 +119,7 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
         ("position=rope model.d_model=12", "model.d_model", "head_dim=3"),
         ("trainer.devices=3", "trainer.devices", "batch_size"),
         ("accumulate=3", "accumulate", "one of"),
+        ("budget.steps=5 budget.seconds=5", "budget", "budget.steps and budget.seconds are both"),
         ("attn.window=17", "attn.window", "context_length=16"),
         ("pattern=[gqa,mqa] attn.num_kv_heads=3", "attn.num_kv_heads", "num_kv_heads=3"),
     ],

@@ -96,7 +96,7 @@ def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_o
     [
         (["seed=range(3,1)"], {}, "seed: no value"),
         (["trainer.devices=2"], {}, "trainer.devices: one process"),
-        (["budget.accuracy=null,0.9"], {}, "budget.accuracy: task"),
+        (["budget.accuracy=0.8,0.9"], {}, "budget.accuracy: task"),
         (["seed=1,2"], {"variants": ["attn=mha seed=1"]}, "seed: hydra."),
         ([], {"tune": {"lr": [1e-3], "seed": 1}}, "hydra.sweeper.tune.seed: 1"),
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: combined"),
@@ -117,6 +117,41 @@ def test_a_mistake_names_its_field(overrides, sweeper, said, tmp_path):
     with refuses(said):
         sweep_here(tmp_path, Launcher(lambda cfg: 2.0), *overrides, **sweeper)
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sweeper", "said"),
+    [
+        (["attn=mha,gqaa"], {}, "attn=gqaa: attn: 'gqaa' is unknown; did you mean gqa?"),
+        (
+            ["attn=mha,gqa", "attn.backend=sdpa", "accumulate=1,3"],
+            {},
+            "accumulate=3: accumulate: 3",
+        ),
+        (["attn=mha", "seed=1,-2"], {}, "seed=-2: seed: is -2"),
+        (
+            ["attn=mha", "position=learned,alibi", "part=[forget]"],
+            {},
+            "position=alibi: part: forget",
+        ),
+        (
+            [],
+            {"variants": ["attn=mha", "attn=gqa attn.num_kv_heads=3"]},
+            "attn=gqa attn.num_kv_heads=3: attn.num_kv_heads",
+        ),
+    ],
+)
+def test_a_setting_that_only_some_runs_cannot_have_costs_only_those(
+    overrides, sweeper, said, tmp_path, capfd
+):
+    launcher = Launcher(lambda cfg: 2.0)
+    with refuses("sweep: refused"):
+        sweep_here(tmp_path, launcher, *overrides, **sweeper)
+    assert launcher.launched
+    lines = [one for one in capfd.readouterr().err.splitlines() if one.startswith("refused: ")]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    assert lines[0].startswith(f"refused: {said}")
 
 
 def test_a_second_sweep_in_the_folder_is_refused(tmp_path, capfd):
