@@ -63,7 +63,10 @@ class Table:
     notes: Sequence[str] = ()
 
     def print(self, console: Console) -> None:
-        """Print it and its words. Columns in DISPENSABLE are dropped until the rest fits."""
+        """Print it and its words.
+
+        Columns in DISPENSABLE are dropped until the rest fits, and named below.
+        """
         columns = list(zip(*self.cells, strict=True))
         for heading in DISPENSABLE:
             if _total_width(columns) <= console.width:
@@ -86,7 +89,10 @@ class Table:
         for row in list(zip(*columns, strict=True))[1:]:
             shown.add_row(*map(Text, row))
         console.print(shown)
-        for line in [*self.words, *self.notes]:
+        fitting = {column[0] for column in columns}
+        out = ", ".join(heading for heading in self.cells[0] if heading not in fitting)
+        wider = [f"not shown at this width, but in the report's files: {out}"] if out else []
+        for line in [*wider, *self.words, *self.notes]:
             console.print(f"- {line}", markup=False)
         console.print()
 
@@ -177,6 +183,7 @@ def section_table(section: Section, title: str = "") -> Table:
         f"vs {section.baseline}: paired difference by seed{corrected}"
     )
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section), *section.notes]
+    notes += verdicts.seed_commands(section)
     cells = report_rows(section)
     return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
 

@@ -1,6 +1,12 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
+<<<<<<< HEAD
 import re
+=======
+import json
+import re
+import shlex
+>>>>>>> 3365610a (Reports give the command for more seeds, capped at sweep.max_seeds, and name left-out columns; a sweep shows each run's step, loss and time left)
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -8,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from gptattn import command
 from gptattn.errors import UserError
 from gptattn.runs.folder import LOADER
 from gptattn.settings.config import CONF, Meaning, TrainConfig
@@ -31,6 +38,40 @@ def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) 
     """Return the file chosen in a group, or a setting's value, or all that is below it."""
     below = (f"{k}={v}" for k, v in settings.items() if k.startswith((f"{key}.", f"{key}[")))
     return choices.get(key) or settings.get(key) or " ".join(below)
+
+
+def write_sweep(
+    rows: Sequence[Sequence[Sequence[str]]], seeds: Sequence[int], home: Path, experiment_name: str
+) -> str | None:
+    """Return the command whose sweep has these rows at these seeds, in `home`.
+
+    `rows`: the overrides of each row's runs. None if runs of a row differ in them, or rows do not.
+    """
+    # `++`: a sweep gave the threads, nobody typed them.
+    typed = [
+        {tuple(o for o in run if not o.startswith("++trainer.threads=")) for run in runs}
+        for runs in rows
+    ]
+    first, *others = own = [next(iter(each)) for each in typed]
+    if max(map(len, typed)) > 1 or len({*own}) < len(own):
+        return None
+    shared = [o for o in first if all(o in other for other in others)]
+    own = [[o for o in one if o not in shared] for one in own]
+    keys = {o.partition("=")[0] for one in own for o in one}
+    of_file = any(o.startswith("experiment=") for o in shared)  # which has a grid of its own
+    if len(keys) == 1 and all(own) and not of_file:
+        sweep = [f"{keys.pop()}={','.join(one[0].partition('=')[2] for one in own)}"]
+    else:
+        sweep = ["hydra.sweeper.params=null", "hydra.sweeper.tune=null"] * of_file
+        sweep += [f"hydra.sweeper.variants={json.dumps([' '.join(one) for one in own])}"]
+    if home.resolve() != Path("outputs", experiment_name).resolve():
+        from gptattn.settings.layers import quote  # imports Hydra
+
+        plain = re.fullmatch(r"[\w./+-]+", str(home))
+        sweep += [f"hydra.sweep.dir={home if plain else quote(str(home))}"]
+    whole = len(seeds) > 3 and [*seeds] == [*range(seeds[0], seeds[-1] + 1)]
+    given = f"range({seeds[0]},{seeds[-1] + 1})" if whole else ",".join(map(str, seeds))
+    return f"{command('train')} -m {shlex.join([*sweep, f'seed={given}', *shared])}"
 
 
 def leave_out(

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, open_dict
 from gptattn.machine.console import format_duration
 from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
-from gptattn.sweep.progress import describe_end
+from gptattn.sweep.progress import describe_end, describe_running
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
@@ -86,8 +86,8 @@ def launch_processes(
             # In a long sweep lines come more rarely.
             quiet = min(max(QUIET_SECONDS, (now - start) / 20), MAX_QUIET_SECONDS)
             if active and now - spoke > quiet:
-                times = [f"{one.folder.name} {format_duration(now - one.start)}" for one in active]
-                print(f"[{ended}/{runs}] running: {', '.join(times)}", flush=True)
+                lines = [describe_running(job.folder, now - job.start) for job in active]
+                print(f"[{ended}/{runs}] running", *lines, sep="\n  ", flush=True)
                 spoke = now
     except BaseException:
         _stop(active)
