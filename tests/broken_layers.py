@@ -65,17 +65,70 @@ class ChunkLeak(Mixer):
 class AverageLength(Mixer):
     """Depends on the number of later tokens, not on which they are."""
 
-    said = "the first 1 of 70 tokens"
+    said = "the output changes with the text's length"
 
     def mix(self, x):
         return super().mix(x) * x.shape[1] ** 0.5
 
 
 class BatchNorm(Mixer):
-    said = "rows"
+    said = "gives different outputs when processed without the other rows"
 
     def mix(self, x):
         return F.batch_norm(super().mix(x).mT, None, None, training=self.training or True).mT
+
+
+class NumberOfRows(BatchNorm):
+    def mix(self, x):
+        return Mixer.mix(self, x) / len(x)
+
+
+class DividesByTheLargest(BatchNorm):
+    def mix(self, x):
+        return Mixer.mix(self, x) / Mixer.mix(self, x).abs().max()
+
+
+class QuantisesTheBatch(BatchNorm):
+    """To int8, with one scale for all numbers."""
+
+    stops_gradient = True
+
+    def mix(self, x):
+        y = super(BatchNorm, self).mix(x)
+        step = y.detach().abs().max() / 127
+        return y + ((y / step).round() * step - y).detach()
+
+
+class ClipsTheBatch(BatchNorm):
+    """To a norm that only large inputs reach."""
+
+    def mix(self, x):
+        y = super(BatchNorm, self).mix(x)
+        return y * (y.numel() ** 0.5 / y.norm()).clamp_max(1.0)
+
+
+class DividesByTheLargestOfItsRow(Mixer):
+    said = "is not causal"
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y / y.abs().amax((1, 2), keepdim=True)
+
+
+class LouderThanUsual(Mixer):
+    """Depends on later tokens that are ten times as large as usual."""
+
+    said = "is not causal"
+
+    def mix(self, x):
+        return super().mix(x) + (x.detach().abs().amax((1, 2), keepdim=True) > 10)
+
+
+class QuieterThanUsual(Mixer):
+    said = "is not causal"
+
+    def mix(self, x):
+        return super().mix(x) + (x.detach().square().mean(-1).amin(1) < 0.1)[:, None, None]
 
 
 class RemembersBatches(Mixer):
@@ -106,7 +159,7 @@ class NaNAtOneToken(Mixer):
 
 
 class WrongShape(Mixer):
-    said = "[70, 70, 4, 16]"
+    said = "[2, 70, 4, 16]"
 
     def forward(self, x):
         return super().forward(x).unflatten(-1, (4, 16))
@@ -133,8 +186,57 @@ class InfiniteGradient(Mixer):
         return super().mix(x) + (x - x.detach()).abs().sqrt()
 
 
+class Double(torch.autograd.Function):
+    """Doubles its input, and its gradient four times."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return 4 * upstream
+
+
+class WrongBackward(Mixer):
+    said = "has another gradient than finite differences, of up.weight, up.bias, x;"
+
+    def mix(self, x):
+        return super().mix(Double.apply(x))
+
+
+class WrongBackwardInFloat32(WrongBackward):
+    def mix(self, x):
+        return super().mix(x.float()).to(x.dtype)
+
+
+class DetachesItsValues(Mixer):
+    """In a fused projection, whose weight has a gradient all the same."""
+
+    said = "has another gradient than finite differences, of fused.weight, fused.bias, x;"
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out)
+        self.up, self.fused = nn.Identity(), nn.Linear(d_in, 3 * d_out)
+
+    def mix(self, x):
+        q, k, v = self.fused(x).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v.detach(), is_causal=True)
+
+
+class DetachesAGain(Mixer):
+    said = "has another gradient than finite differences, of gain;"
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out)
+        self.gain = nn.Parameter(torch.ones(d_out))
+
+    def mix(self, x):
+        return super().mix(x) * self.gain.detach()
+
+
 class ForgetsTheCache(MultiHeadAttention):
-    said = "cache, output 1"
+    said = "decoding through the cache differs from one full pass at output 1 "
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
@@ -152,8 +254,10 @@ class CacheOffByOne(MultiHeadAttention):
 
 BROKEN: tuple[Any, ...] = (
     *(PeeksOneAhead, DetachedMeanOfAll, TopKBeforeTheMask, ChunkLeak, AverageLength, BatchNorm),
-    *(RemembersBatches, DropsInEvaluation, NaNAtOneToken, WrongShape, ReturnsATuple, HalfPrecision),
-    *(InfiniteGradient, ForgetsTheCache, CacheOffByOne),
+    *(NumberOfRows, DividesByTheLargest, QuantisesTheBatch, ClipsTheBatch, LouderThanUsual),
+    *(DividesByTheLargestOfItsRow, QuieterThanUsual, RemembersBatches, DropsInEvaluation),
+    *(NaNAtOneToken, WrongShape, ReturnsATuple, HalfPrecision, InfiniteGradient, WrongBackward),
+    *(WrongBackwardInFloat32, DetachesItsValues, DetachesAGain, ForgetsTheCache, CacheOffByOne),
 )
 
 
@@ -170,6 +274,32 @@ class UnusedParameters(Mixer):
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out)
         self.spare = nn.Linear(d_in, d_out)
+
+
+class RoundsStraightThrough(Mixer):
+    """Sound: to sixteenths, with the gradient of what it rounds."""
+
+    stops_gradient = True
+
+    def mix(self, x):
+        y = super().mix(x)
+        return y + ((16 * y).round() / 16 - y).detach()
+
+
+class WithoutGradient(nn.Module):
+    """Sound, but it learns nothing: its layer is not used."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.spare = nn.Linear(d_in, d_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cumsum(1)
+
+
+class Zeros(WithoutGradient):
+    def forward(self, x):
+        return torch.zeros_like(x)
 
 
 class InFloat32(Mixer):

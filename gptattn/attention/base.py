@@ -42,6 +42,7 @@ class Attention(nn.Module, ABC):
     knows_order: ClassVar[bool] = False  # needs no position encoding, and takes none
     keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
     decodes_from_cache: ClassVar[bool] = True  # False: it reads the whole prefix again
+    stops_gradient: ClassVar[bool] = False  # on purpose, as before a choice or when rounding
     d_in: int
     d_out: int
     context_length: int

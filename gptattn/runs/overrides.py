@@ -1,12 +1,8 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
-<<<<<<< HEAD
-import re
-=======
 import json
 import re
 import shlex
->>>>>>> 3365610a (Reports give the command for more seeds, capped at sweep.max_seeds, and name left-out columns; a sweep shows each run's step, loss and time left)
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache

@@ -2,6 +2,8 @@
 
 A *changed token*, not a gradient, shows what an output depends on: the gradient is exactly zero for
 leaks through detached statistics, expert choice, top-k before the mask, or means over the batch.
+Some tokens change to large or small ones, which move a maximum. Gradients are held against finite
+differences.
 """
 
 import inspect
@@ -30,6 +32,7 @@ TOKENS = 70  # beyond a chunk of 64
 SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
 # Of the largest output, by the type of the least exact step: beyond rounding, below any leak.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+SCALES = (30.0, 1 / 30)  # of tokens that change to others than the usual ones
 CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
 
 
@@ -58,7 +61,8 @@ class Stack:
 
     def fail(self, what: str) -> BrokenLayer:
         """Return the error about the last layer."""
-        return BrokenLayer(self.field, f"{self.title} {what}; checks=false trains it as it is")
+        without = "checks=false trains it as it is, not comparable"
+        return BrokenLayer(self.field, f"{self.title} {what}; {without}")
 
 
 class CannotRun(Exception):
@@ -110,14 +114,10 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     passed: set[int] = set()
     for i, (sizes, dtype) in enumerate(attempts):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
             try:
-                encodings, provided, layers = {}, {}, []
-                for layer in range(sizes.model.num_layers):
-                    layers.append(build_layer(sizes, encodings, provided, layer))
+                layers = draw_layers(sizes)
             except Exception:
                 continue  # the constructor refuses this width, or this context
-            draw_weights(layers)
             try:
                 for number, stack in enumerate(list_stacks(layers, sizes)):
                     if number not in passed:
@@ -129,6 +129,16 @@ def check_layers(cfg: TrainConfig) -> list[str]:
                     raise explain(error) from error.__cause__
     _notes[key] = list(notes)
     return _notes[key]
+
+
+def draw_layers(cfg: TrainConfig) -> list[Attention]:
+    """Build the attention of each layer, with weights that all matter, always the same."""
+    torch.manual_seed(0)
+    encodings, provided, layers = {}, {}, []
+    for layer in range(cfg.model.num_layers):
+        layers.append(build_layer(cfg, encodings, provided, layer))
+    draw_weights(layers)
+    return layers
 
 
 @torch.no_grad()
@@ -175,18 +185,23 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
         )
     modules = nn.ModuleList(stack.layers).to(dtype)
     T = min(TOKENS, last.context_length)
-    cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else [c for c in SOME_CUTS if c < T]
-    x = torch.randn(1, T, last.d_in, dtype=dtype).repeat(len(cuts) + 1, 1, 1)
+    some = [cut for cut in SOME_CUTS if cut < T]
+    cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else some
+    scales = [1.0] * len(cuts) + [scale for scale in SCALES for _ in some]
+    cuts += some * len(SCALES)
+    pair = torch.randn(2, T, last.d_in, dtype=dtype)
+    x = pair[:1].repeat(len(cuts) + 1, 1, 1)
     changed = x.clone()  # row 0 as it was, each other from a cut of its own on
-    for row, cut in enumerate(cuts, 1):
-        changed[row, cut:] = torch.randn(T - cut, last.d_in, dtype=dtype)
+    for row, (cut, scale) in enumerate(zip(cuts, scales, strict=True), 1):
+        changed[row, cut:] = scale * torch.randn(T - cut, last.d_in, dtype=dtype)
 
     notes = []
     for training in (True, False):
         modules.train(training)
         own: dict[str, list[Tensor]] = {}
+        given = pair.clone().requires_grad_(training)
         with torch.set_grad_enabled(training), LeastExact() as seen:
-            y = run(stack, x, losses=own)
+            y = run(stack, given, losses=own)
         near = seen.tolerance * float(y.detach().abs().max())
 
         mode = "in training" if training else "in evaluation"
@@ -194,22 +209,24 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             raise stack.fail(
                 f"gives NaN or infinity {mode} for finite x; look for a row without keys"
             )
-        if training:
-            notes += check_gradients(stack, y, own)
         with torch.no_grad():
-            if differ(run(stack, x, seed=0 if training else 1), y, near).any():
-                random = "with numbers of its own" if training else "without self.training"
-                raise stack.fail(
-                    f"gives another output for the same x {mode}: it keeps state between batches, "
-                    f"or is random {random}; keep state in the cache alone"
-                )
-            if training and stack.drops and not differ(run(stack, x, seed=1), y, near).any():
-                notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
-            moved = differ(run(stack, changed), y, near)
+            again, reseeded = run(stack, pair), run(stack, pair, seed=1)
+        drops = bool(differ(reseeded, y, near).any())
+        if differ(again, y, near).any() or (drops and not training):
+            random = "with numbers of its own" if training else "without self.training"
+            raise stack.fail(
+                f"gives another output for the same x {mode}: it keeps state between batches, "
+                f"or is random {random}; keep state in the cache alone"
+            )
+        with torch.no_grad():
+            among = run(stack, changed)
+            # Without dropout, whose masks depend on the number of rows, row 0 stands for all.
+            expected = run(stack, x) if drops else y[:1]
+            moved = differ(among, expected, near)
             if moved[0].any():
                 raise stack.fail(
-                    "mixes the rows of a batch: one changes with the others; let each output "
-                    "depend on its own row alone"
+                    "gives different outputs when processed without the other rows of a batch, or "
+                    "with others; let each output depend on its own row alone"
                 )
             early = [
                 (int(moved[row, :cut].nonzero()[0]), cut)
@@ -219,14 +236,23 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             if early:
                 output = min(early)[0]
                 token = max(cut for first, cut in early if first == output)
-                which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
+                which = f"token {token}" if len(cuts) >= T - 1 else f"tokens from {token} on"
                 raise stack.fail(
                     f"is not causal: output {output} changes with {which}; mask the scores, or "
                     "shift what it reads, so that an output depends on no later token"
                 )
-        if not training:
-            check_prefixes(stack, x[:2], y[:2], near)
+        if training:
+            notes += check_gradients(stack, given, y, own, seen.tolerance)
+            if stack.drops and not drops:
+                notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
+        else:
+            check_prefixes(stack, pair, y, near)
     return notes
+
+
+def shorten(name: str) -> str:
+    """Return a parameter's name in its layer, from that in the stack."""
+    return name.partition(".")[2].removeprefix("module.") or name
 
 
 def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
@@ -234,26 +260,69 @@ def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
     return ~((a - b).abs().amax(-1) <= near)
 
 
-def check_gradients(stack: Stack, y: Tensor, own: Mapping[str, Sequence[Tensor]]) -> list[str]:
-    """Check that all gradients are finite; return a note on parameters that have none.
+def check_gradients(
+    stack: Stack, x: Tensor, y: Tensor, own: Mapping[str, Sequence[Tensor]], tolerance: float
+) -> list[str]:
+    """Check that all gradients are finite, and right; return a note on parameters without one.
 
-    `own`: the layers' own losses, by name.
+    `own`: the layers' own losses, by name. `tolerance`: that of y, the outputs for x. Right is what
+    finite differences along a random direction say, unless a module declares `stops_gradient`.
     """
+    modules, last = nn.ModuleList(stack.layers), f"{len(stack.layers) - 1}."
+    modules.zero_grad()
+    leaves = {n: p for n, p in modules.named_parameters() if p.requires_grad} | {"x": x}
+    pull = torch.randn_like(y)
+
+    def measure(y: Tensor, own: Mapping[str, Sequence[Tensor]]) -> Tensor:
+        return (y * pull).sum() + sum(one for losses in own.values() for one in losses)
+
+    loss = measure(y, own)
     try:
-        loss = (y * torch.randn_like(y)).sum()
-        (loss + sum(one for losses in own.values() for one in losses)).backward()
+        if loss.requires_grad:
+            loss.backward()
     except RuntimeError as error:
         raise stack.fail(
             f"cannot be trained: backward raises {type(error).__name__}: {error}"
         ) from error
     idle = []
-    for name, parameter in stack.layers[-1].named_parameters():
-        if parameter.requires_grad and parameter.grad is None:
-            idle.append(name.removeprefix("module."))
-        elif parameter.grad is not None and not parameter.grad.isfinite().all():
-            raise stack.fail(
-                f"has a gradient that is not finite, of {name.removeprefix('module.')}"
-            )
+    for name, leaf in leaves.items():
+        if leaf.grad is None:
+            idle += [shorten(name)] if name.startswith(last) else []
+        elif not leaf.grad.isfinite().all():
+            raise stack.fail(f"has a gradient that is not finite, of {shorten(name)}")
+
+    along = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
+
+    def measure_at(names: Sequence[str], distance: float) -> float:
+        with torch.no_grad():
+            kept = [leaves[name].clone() for name in names]
+            for name in names:
+                leaves[name].add_(along[name], alpha=distance)
+        losses: dict[str, list[Tensor]] = {}
+        moved = float(measure(run(stack, x, losses=losses), losses).detach())
+        with torch.no_grad():
+            for name, before in zip(names, kept, strict=True):
+                leaves[name].copy_(before)
+        return moved
+
+    def is_wrong(names: Sequence[str]) -> bool:
+        found = [(leaves[n].grad, along[n]) for n in names if leaves[n].grad is not None]
+        slope = sum(float((gradient * way).sum()) for gradient, way in found)
+        size = sum(float(gradient.square().sum()) for gradient, _ in found) ** 0.5
+        for step in (tolerance**0.75 / shrink for shrink in (1, 10, 100)):  # a kink may lie between
+            between = (measure_at(names, step) - measure_at(names, -step)) / (2 * step)
+            if abs(between - slope) <= tolerance**0.5 * max(size, abs(between)):
+                return False
+        return True
+
+    stops = any(getattr(module, "stops_gradient", False) for module in modules.modules())
+    exact = tolerance <= TOLERANCE[torch.float32]
+    if exact and not stops and is_wrong([*leaves]):
+        wrong = [shorten(name) for name in leaves if is_wrong([name])] or ["its inputs together"]
+        raise stack.fail(
+            f"has another gradient than finite differences, of {', '.join(wrong)}; correct its "
+            "backward or detach(), or declare stops_gradient = True if it is so on purpose"
+        )
     listed = ", ".join(idle)
     return [f"{stack.field}: {stack.title} does not use its {listed}"] if idle else []
 
@@ -270,8 +339,8 @@ def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
                 )
             if differ(alone, y[:, :tokens], near).any():
                 raise stack.fail(
-                    f"is not causal: the first {tokens} of {T} tokens give other outputs alone; "
-                    "let an output depend on no number of later tokens"
+                    f"is not causal: the output changes with the text's length: the first {tokens} "
+                    f"of {T} tokens give other outputs alone"
                 )
         singly = [1] * min(5, T)  # then the rest but two at once, where there are so many
         middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
@@ -279,9 +348,10 @@ def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
             wrong = differ(run(stack, x, chunks), y, near).any(0)
             if wrong.any():
                 raise stack.fail(
-                    f"decodes otherwise than it reads: with its cache, output "
-                    f"{int(wrong.nonzero()[0])} differs (chunks of {','.join(map(str, chunks))} "
-                    "tokens); write every token's entries, and read those of all before it"
+                    "is not the same with its cache: decoding through the cache differs from one "
+                    f"full pass at output {int(wrong.nonzero()[0])} (chunks of "
+                    f"{','.join(map(str, chunks))} tokens); write every token's entries, and read "
+                    "those of all before it"
                 )
 
 
@@ -328,7 +398,7 @@ def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared
             raise BrokenLayer(
                 stack.field, f"{layer.title} returns {what} for {given}; return a tensor {wanted}"
             )
-        if y.dtype != x.dtype:
+        if y.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
             said = f"{layer.title} returns {y.dtype} for {given}; return x's own dtype"
             raise BrokenLayer(stack.field, said)
     except Exception as error:

@@ -22,7 +22,13 @@ from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import NO_MPS, keep_freed_memory, reset_peak_memory, set_threads
+from gptattn.machine.device import (
+    NO_MPS,
+    keep_freed_memory,
+    reset_peak_memory,
+    resolve_device,
+    set_threads,
+)
 from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
 from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import STARTED, find_launcher, is_first
@@ -34,6 +40,7 @@ from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import check_layers
+from gptattn.training.device_check import check_on_device
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 
@@ -75,8 +82,10 @@ def train(
             refuse_taken(held.path, NAMES, "run_dir")
         if cfg.trainer.accelerator == "auto" and torch.backends.mps.is_available():
             console.print(f"note: {NO_MPS}; this run takes the CPU")
-        for note in check_layers(cfg) if cfg.checks else ():  # before the text is read
-            console.print(f"note: {note}", markup=False)
+        if cfg.checks:  # before the text is read
+            for note in check_layers(cfg):
+                console.print(f"note: {note}", markup=False)
+            check_on_device(cfg, resolve_device(cfg.trainer.accelerator))
         try:
             ready = preflight(cfg, held if resume else None)
         except DataError as error:

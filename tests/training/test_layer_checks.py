@@ -53,6 +53,7 @@ def test_no_part_is_refused_nor_layers_that_differ():
     [
         ("TorchAttention", {}),
         ("InFloat32", {}),
+        ("RoundsStraightThrough", {}),
         pytest.param(
             "x_transformers.x_transformers.Attention",
             {"dim": 64, "heads": 4, "dim_head": 16, "causal": True, "qk_norm": True},
@@ -82,6 +83,9 @@ def test_a_sound_module_that_knows_nothing_of_ours_is_not_refused_and_decodes_as
 def test_what_is_unusual_but_sound_is_noted():
     (note,) = check_layers(foreign("UnusedParameters"))
     assert note == "attn: UnusedParameters does not use its spare.weight, spare.bias"
+    for name in ("WithoutGradient", "Zeros"):
+        (note,) = check_layers(foreign(name))
+        assert note == f"attn: {name} does not use its spare.weight, spare.bias"
     assert check_layers(foreign("IgnoresDropout")) == []
     (note,) = check_layers(foreign("IgnoresDropout", "model.dropout=0.1"))
     assert note == "attn: IgnoresDropout takes dropout, and ignores it"
@@ -89,7 +93,7 @@ def test_what_is_unusual_but_sound_is_noted():
 
 def test_a_module_with_a_size_of_its_own_is_checked_at_the_model_s_and_refused_at_another():
     assert check_layers(foreign("OfItsOwnSize", "model.d_model=32")) == []
-    with refuses("*: OfItsOwnSize was given x [70, 70, 64] float32", 1):
+    with refuses("*: OfItsOwnSize was given x [2, 70, 64] float32", 1):
         check_layers(foreign("OfItsOwnSize"))
 
 
@@ -121,6 +125,11 @@ def test_pairs_that_torch_leaves_out_are_not_counted_and_a_module_may_count_its_
         assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 2 * 2 * pairs * (4 + 4)
     module.flops = lambda T, S: 5 * T * S
     assert ForeignAttention(module, 8, 8, 16).flops(16, 16) == 5 * 256
+
+
+def test_a_run_trains_around_a_layer_without_a_gradient(tmp_path):
+    with process_state():
+        assert train(foreign("WithoutGradient", *tiny(tmp_path)), tmp_path / "run")["metrics"]
 
 
 def test_a_broken_layer_leaves_no_folder_and_checks_can_be_left_out(tmp_path):

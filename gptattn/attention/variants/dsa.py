@@ -7,7 +7,7 @@ indexer, J numbers of each.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, einsum, nn
@@ -48,6 +48,8 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     Source: DeepSeek-V3.2, arXiv:2512.02556, sec. 2.1; numbers as in DeepSeek-V3.2-Exp, whose
     Hadamard transform and 8-bit products, which change only the rounding, are left out.
     """
+
+    stops_gradient: ClassVar[bool] = True
 
     def __init__(
         self,
