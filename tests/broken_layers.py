@@ -235,6 +235,20 @@ class DetachesAGain(Mixer):
         return super().mix(x) * self.gain.detach()
 
 
+class WrongInBfloat16(Mixer):
+    """As a kernel that has an error in one type."""
+
+    def mix(self, x):
+        y = super().mix(x)
+        return y * 1.2 if x.dtype == torch.bfloat16 else y
+
+
+class WrongGradientInBfloat16(Mixer):
+    def mix(self, x):
+        y = super().mix(x)
+        return Double.apply(y) / 2 if x.dtype == torch.bfloat16 else y
+
+
 class ForgetsTheCache(MultiHeadAttention):
     said = "decoding through the cache differs from one full pass at output 1 "
 

@@ -68,8 +68,8 @@ def attend(
     if backend == "flex" and blend is None:
         check_flex(rule, dropout)
         # Positions change with each step of decoding, and a kernel would with them. On a CPU, where
-        # layers are checked, flex has no gradients.
-        if same_tokens and not (on_cpu and torch.is_grad_enabled() and q_BHTD.requires_grad):
+        # layers are checked, it has no gradients.
+        if same_tokens and not on_cpu:
             return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, query.positions)
     # On a CPU fused attention holds all T x S weights with dropout, or for values of another size.
     holds_weights = on_cpu and (dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3])

@@ -59,6 +59,12 @@ class Stack:
         parts = getattr(last, "parts", None)
         return "+".join([last.title, *(parts if isinstance(parts, nn.ModuleDict) else ())])
 
+    @property
+    def stops_gradient(self) -> bool:
+        """Whether a module of these layers declares that its gradients are not the outputs'."""
+        modules = nn.ModuleList(self.layers).modules()
+        return any(getattr(module, "stops_gradient", False) for module in modules)
+
     def fail(self, what: str) -> BrokenLayer:
         """Return the error about the last layer."""
         without = "checks=false trains it as it is, not comparable"
@@ -315,9 +321,8 @@ def check_gradients(
                 return False
         return True
 
-    stops = any(getattr(module, "stops_gradient", False) for module in modules.modules())
     exact = tolerance <= TOLERANCE[torch.float32]
-    if exact and not stops and is_wrong([*leaves]):
+    if exact and not stack.stops_gradient and is_wrong([*leaves]):
         wrong = [shorten(name) for name in leaves if is_wrong([name])] or ["its inputs together"]
         raise stack.fail(
             f"has another gradient than finite differences, of {', '.join(wrong)}; correct its "

@@ -16,6 +16,7 @@ from gptattn.build.model import build_model
 from gptattn.model.cost import measure_cost
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import BrokenLayer, check_layers
+from gptattn.training.device_check import check_on_device
 from gptattn.training.run import train
 
 
@@ -34,12 +35,29 @@ def test_a_broken_layer_is_refused_and_the_line_says_what_is_wrong(broken):
     assert broken.said in str(error.value)
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [("WrongInBfloat16", " differs by 0.2"), ("WrongGradientInBfloat16", "of up.")],
+)
+def test_a_layer_that_is_wrong_in_the_run_s_precision_is_refused(broken, said, precision, tmp_path):
+    cfg, run = foreign(broken, f"trainer.precision={precision}", *tiny(tmp_path)), tmp_path / "run"
+    assert check_layers(cfg) == []  # sound as such
+    with process_state(), pytest.raises(BrokenLayer) as error:
+        train(cfg, run)
+    assert said in str(error.value)
+    assert not run.exists()
+
+
 SMALL = ("model.d_model=16", "model.num_heads=2", "model.dropout=0.3")
 
 
 @pytest.mark.parametrize("attn", slow_but({"gqa", "dsa", "mamba2"}, menu("attn")))
 def test_no_mechanism_of_the_menu_is_refused(attn):
     assert check_layers(settings(f"attn={attn}", *SMALL)) == []
+    for precision in ("bf16-mixed", "bf16-true", "64-true"):
+        cfg = settings(f"attn={attn}", f"trainer.precision={precision}", *SMALL)
+        check_on_device(cfg, torch.device("cpu"))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from gptattn.build.model import build_model
+from gptattn.machine.device import resolve_device
 from gptattn.machine.ending import run_command
 from gptattn.position.base import Documents
 from gptattn.settings.compose import settings
@@ -23,12 +24,14 @@ from gptattn.training.contract import (
     list_stacks,
     run,
 )
+from gptattn.training.device_check import check_on_device
 
 HELP = """gptattn-check attn=mine
 
 Checks the attention of these settings, which are those of train.py: each kind of layer must be
-causal, give the same outputs through its cache, have finite gradients, and be complete in a
-checkpoint. Exits with 2 at the first check that fails."""
+causal, give the same outputs through its cache, have right gradients, compute on the run's device
+in its precision what it does on a CPU, and be complete in a checkpoint. Exits with 2 at the first
+check that fails."""
 DROPOUT = 0.4
 
 
@@ -44,9 +47,10 @@ def main() -> int:
 def check(overrides: Sequence[str]) -> None:
     """Print a line for each check. Raises a UserError for the first that fails."""
     cfg = settings(overrides)
-    print(f"{cfg.variant}, on the CPU")
+    print(cfg.variant)
     checks: dict[str, Callable[[TrainConfig], Iterator[str]]] = {
         "contract": _check_contract,
+        "device": _check_device,
         "saving": _check_saving,
         "documents": _check_documents,
     }
@@ -63,8 +67,14 @@ def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
     yield f"outputs of {TOKENS} tokens do not change with later tokens, other rows or other batches"
     yield "prefixes, and chunks through the cache, give the same outputs"
-    yield "gradients are finite; nothing is random in evaluation"
+    yield "gradients are finite, and those of finite differences; nothing is random in evaluation"
     yield from (f"note: {note.partition(': ')[2]}" for note in notes)
+
+
+def _check_device(cfg: TrainConfig) -> Iterator[str]:
+    device = resolve_device(cfg.trainer.accelerator)
+    check_on_device(cfg, device)
+    yield f"trains on the {device.type} in {cfg.trainer.precision} as on the CPU in float32"
 
 
 def _check_saving(cfg: TrainConfig) -> Iterator[str]:
