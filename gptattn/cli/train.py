@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 
@@ -30,11 +31,9 @@ from gptattn.machine.ending import (
 )
 from gptattn.machine.launcher import is_first
 from gptattn.runs.metrics import LOSS
-from gptattn.settings.comments import list_settings
 from gptattn.settings.compose import CONF, from_hydra, resume_settings
 from gptattn.settings.config import check
 from gptattn.settings.messages import explain_hydra_error, name_typed
-from gptattn.settings.values import describe_unknown, suggest
 
 # Hydra's. On another one argparse would print its whole usage.
 FLAGS = (
@@ -64,14 +63,11 @@ def end(task: Callable[[], Any]) -> NoReturn:
     for i, argument in enumerate(arguments):
         name, mistake = argument.partition("=")[0], None
         if name.startswith("-") and not any(flag.startswith(name) for flag in (*FLAGS, *SHORT)):
-            setting, known = name.lstrip("-").replace("-", "_"), list_settings(CONF)
+            near = get_close_matches(name, FLAGS, 1, 0.75)
             after = [a for a in arguments[i + 1 : i + 2] if a[:1] != "-" and "=" not in a]
             value = argument.partition("=")[2] or (after or ["VALUE"])[0]
-            how = f"{setting} {describe_unknown(setting, known)}"
-            if setting in known or (CONF / setting).is_dir():
-                how = f"write {setting}={value}"
-            elif "did you mean" not in how:
-                how = suggest(name, FLAGS)
+            how = f"write {name.lstrip('-').replace('-', '_')}={value}"
+            how = f"did you mean {near[0]}?" if near else how
             mistake = "command line", f"{name} is not a flag; {how}"
         elif argument.startswith("-") and settings and settings[0] < i < settings[-1]:
             mistake = "command line", f"{argument} must come before the settings"

@@ -1,7 +1,6 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
 import json
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -41,7 +40,8 @@ def write_sweep(
 ) -> str | None:
     """Return the command whose sweep has these rows at these seeds, in `home`.
 
-    `rows`: the overrides of each row's runs. None if runs of a row differ in them, or rows do not.
+    `rows`: the overrides of each row's runs. None if runs of a row differ in them, or rows do
+    not, or `home` is not the sweep's folder.
     """
     # `++`: a sweep gave the threads, nobody typed them.
     typed = [
@@ -49,7 +49,8 @@ def write_sweep(
         for runs in rows
     ]
     first, *others = own = [next(iter(each)) for each in typed]
-    if max(map(len, typed)) > 1 or len({*own}) < len(own):
+    elsewhere = home.resolve() != Path("outputs", experiment_name).resolve()
+    if elsewhere or max(map(len, typed)) > 1 or len({*own}) < len(own):
         return None
     shared = [o for o in first if all(o in other for other in others)]
     own = [[o for o in one if o not in shared] for one in own]
@@ -60,11 +61,6 @@ def write_sweep(
     else:
         sweep = ["hydra.sweeper.params=null", "hydra.sweeper.tune=null"] * of_file
         sweep += [f"hydra.sweeper.variants={json.dumps([' '.join(one) for one in own])}"]
-    if home.resolve() != Path("outputs", experiment_name).resolve():
-        from gptattn.settings.layers import quote  # imports Hydra
-
-        plain = re.fullmatch(r"[\w./+-]+", str(home))
-        sweep += [f"hydra.sweep.dir={home if plain else quote(str(home))}"]
     whole = len(seeds) > 3 and [*seeds] == [*range(seeds[0], seeds[-1] + 1)]
     given = f"range({seeds[0]},{seeds[-1] + 1})" if whole else ",".join(map(str, seeds))
     return f"{command('train')} -m {shlex.join([*sweep, f'seed={given}', *shared])}"

@@ -39,22 +39,6 @@ class Plan:
     provenance: Provenance  # of a run that started now
 
 
-@contextmanager
-def name_variant(job: Job) -> Iterator[None]:
-    """In this block, let a user's mistake name the setting that was typed, and the variant."""
-    try:
-        yield
-    except Exception as error:
-        known = explain_hydra_error(error, job.overrides, CONF)
-        if not isinstance(known, UserError):
-            raise
-        named = name_typed(known, job.overrides)
-        if not job.variant:
-            raise named from error
-        how = f"{named.message}; in {VARIANTS}: {job.variant}"
-        raise type(named)(named.field, how) from error
-
-
 def plan_jobs(
     loader: ConfigLoader,
     config: DictConfig,
@@ -80,10 +64,15 @@ def plan_jobs(
     @contextmanager
     def refuse(job: Job) -> Iterator[None]:
         try:
-            with name_variant(job):
-                yield
-        except UserError as error:
-            errors.setdefault(str(error), (error, []))[1].append(job)
+            yield
+        except Exception as error:
+            known = explain_hydra_error(error, job.overrides, CONF)
+            if not isinstance(known, UserError):
+                raise
+            named = name_typed(known, job.overrides)
+            how = f"; in {VARIANTS}: {job.variant}" * bool(job.variant)
+            named = type(named)(named.field, named.message + how)
+            errors.setdefault(str(named), (named, []))[1].append(job)
 
     before = HydraConfig.instance().cfg
     for job in jobs:
