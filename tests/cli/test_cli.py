@@ -23,6 +23,10 @@ MISTAKES = {
     "hydra.run.dir=mine": (2, "hydra.run.dir: run_dir="),
     "model.num_heads=3": (2, "model.num_heads: divide"),
     "seed=2 --resolve seed=3": (2, "command line: --resolve"),
+    "--attn gqa seed=2": (2, "command line: write attn=gqa"),
+    "-batch-size=4 seed=2": (2, "command line: write batch_size=4"),
+    "--hlep": (2, "command line: --help"),
+    "-m hydra/sweeper=basic": (2, "hydra/sweeper: hydra.sweeper.tune"),
     "hydra.sweeper.params={seed:'1,2'}": (2, "command line: -m"),
     "-m pattern=[gqa,mqa] model.num_layers=2 attn.num_kv_heads=3": (
         2,

@@ -1,12 +1,15 @@
 """The report's sentences agree with its decisions and claim no more than the runs support."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from reporting import only_section
+from rich.console import Console
 from runfolders import write_sweep
 from scipy.stats import binom
 
@@ -14,7 +17,14 @@ from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import Table, report_rows
-from gptattn.compare.verdicts import best_words, nats, p_value, section_words, seed_notes
+from gptattn.compare.verdicts import (
+    best_words,
+    nats,
+    p_value,
+    section_words,
+    seed_commands,
+    seed_notes,
+)
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, variant_key, write_two_stages
 
@@ -237,3 +247,37 @@ def test_only_the_first_stage_sets_the_deviation(tmp_path):
 def test_differences_not_shown_are_bounded_or_need_more_seeds(half_width, said, tmp_path):
     found = two_stages(tmp_path, [0.0, 0.01, -0.01, 0.009, 0.0, 0.0, 0.0, 0.0, 0.0], half_width)
     assert said in section_words(found)[0]
+
+
+def seeds_asked(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> list[str]:
+    """Return the commands for more seeds, where gqa needs 50 (`SAID`)."""
+    monkeypatch.chdir(folder)
+    more = (0.01, -0.01, 0.02, -0.005, 0.01)
+    groups: dict[str, list[Run]] = {}
+    for name, losses in {"mha": BASE, "gqa": np.array(BASE) + more}.items():
+        for seed, loss in enumerate(losses, start=1):
+            typed = [f"attn={name}", "++trainer.threads=1", *changes.get(name, ())]
+            run = Run(Path(f"outputs/a/{name}_{seed}"), name, seed, {"val/loss": loss}, {})
+            run = replace(run, overrides=typed, experiment_name=changes.get("experiment", "a"))
+            groups.setdefault(name, []).append(replace(run, max_seeds=changes.get("most", 50)))
+    return seed_commands(make_section(groups, "mha"))
+
+
+def test_the_command_for_more_seeds_is_what_was_typed_with_seeds_up_to_the_most(
+    tmp_path, monkeypatch
+):
+    ask = partial(seeds_asked, monkeypatch, tmp_path)
+    start = "more seeds: gptattn-train -m "
+    assert ask() == [f"{start}attn=mha,gqa 'seed=range(1,51)'"]
+    assert ask(most=49) == []
+    assert ask(experiment="b") == []  # the runs lie elsewhere
+    own = {"mha": ["batch_size=4"], "gqa": ["part=[gate]", "batch_size=4"]}
+    variants = '\'hydra.sweeper.variants=["attn=mha", "attn=gqa part=[gate]"]\''
+    assert ask(**own) == [f"{start}{variants} 'seed=range(1,51)' batch_size=4"]
+
+
+def test_columns_that_do_not_fit_are_named(capsys):
+    table = Table("", [["variant", "val loss", "peak MB"], ["m" * 20, "2.0000", "400"]])
+    for width, said in ((80, False), (36, True)):
+        table.print(Console(width=width))
+        assert ("not shown at this width" in capsys.readouterr().out) == said

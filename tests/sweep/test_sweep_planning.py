@@ -1,5 +1,6 @@
 """What a sweep is before its first run: its jobs, how they share the machine, what is refused."""
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from support import check_job, refuses, tiny
 
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.jobs import split_overrides
+from gptattn.sweep.progress import describe_running
 from gptattn.sweep.stages import share_machine
 from gptattn.sweep.tuning import find_vertex, next_rate, read_tune, shrink
 
@@ -71,6 +73,21 @@ def test_the_vertex_is_that_of_the_parabola_through_the_best_rate_and_its_neighb
 def test_a_share_of_a_budget_is_in_whole_steps_and_tokens():
     assert shrink({"steps": 10, "tokens": None, "flops": 10.0}, 0.25) == {"steps": 2, "flops": 2.5}
     assert shrink({"steps": 1, "accuracy": 0.9}, 0.1) == {"steps": 1}
+
+
+# What is said of runs in progress
+
+
+def test_a_running_run_is_described_by_its_last_rows(tmp_path):
+    rows = tmp_path / "mha_s1" / "metrics.jsonl"
+    assert describe_running(rows.parent, 9) == "mha_s1  0:00:09, no step yet"
+    rows.parent.mkdir()
+    trained = {"step": 40, "train/loss": 2.5, "progress/budget": 0.25, "progress/seconds": 20.0}
+    rows.write_text(f"{json.dumps(trained)}\n" + '{"step": 40, "val/loss": 2.6}\n{"step": 50, "tr')
+    # A quarter took 20 s; the half-written row does not count.
+    assert describe_running(rows.parent, 99) == "mha_s1  step 40  loss 2.500  25%  0:01:00 left"
+    rows.write_text('{"step": "?", "train/loss": []}\n')
+    assert describe_running(rows.parent, 9) == "mha_s1  0:00:09, no step yet"
 
 
 # How runs share the machine
