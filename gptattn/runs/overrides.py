@@ -1,6 +1,7 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
