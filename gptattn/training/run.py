@@ -39,6 +39,7 @@ from gptattn.runs.metrics import ACCURACY
 from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
+from gptattn.settings.layers import type_setting
 from gptattn.training.contract import check_layers
 from gptattn.training.device_check import check_on_device
 from gptattn.training.preflight import DTYPES, Ready, preflight
@@ -131,7 +132,7 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
         yield
     except Stopped as stopped:
         kept = f"step {stopped.step}" if stopped.saved else "what was logged"
-        again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
+        again = f"; to resume: {command('train')} {type_setting('resume', shown)}"
         print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
         raise
     except Exception as error:

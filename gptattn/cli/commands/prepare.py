@@ -31,6 +31,7 @@ def run(arguments: Sequence[str]) -> None:
     from gptattn.errors import ConfigError
     from gptattn.machine.disk import claim_folder
     from gptattn.settings.compose import settings
+    from gptattn.settings.layers import type_setting
 
     args, others = parse_own(Arguments, arguments)
     cfg = settings(others)
@@ -45,7 +46,8 @@ def run(arguments: Sequence[str]) -> None:
     print(f"train: {index.train_tokens:,} tokens")
     print(f"val: {index.tokens - index.val_start - 1:,} tokens")
     words = choose_tokenizer(index.choice, args.to)
-    print(f"train with: {command('train')} data=bin data.path={args.to} {words}")
+    path = type_setting("data.path", str(args.to))
+    print(f"train with: {command('train')} data=bin {path} {words}")
 
 
 main = partial(run_script, run, Arguments)
