@@ -39,7 +39,8 @@ def run_sweep(
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
         home = expand_path(str(config.hydra.sweep.dir), "hydra.sweep.dir")
-        # Hydra makes the folder as it is typed, for each job.
+        # Hydra makes the folder as it is typed, in launchers and for each job.
+        config.hydra.sweep.dir = str(home)
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(str(home))}")
     ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
     tune = None if sweeper.tune is None else read_tune(sweeper.tune)

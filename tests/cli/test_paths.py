@@ -70,11 +70,12 @@ def test_a_run_takes_no_folder_with_a_file_in_its_way(name, tmp_path, capfd):
     assert content(mine) == before
 
 
-def test_a_sweep_replaces_no_record_of_others(tmp_path, capfd):
+def test_a_sweep_replaces_no_record_of_others(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "sweep.json").write_text("mine")
-    given = ["-m", "seed=1,2", "hydra.sweep.dir=home", *tiny(tmp_path)]
-    assert command(tmp_path, *given) == 6
+    given = ["-m", "seed=1,2", "hydra.sweep.dir='~/home'", *tiny(tmp_path / "work")]
+    assert command(tmp_path / "work", *given) == 6
     assert is_complaint(capfd.readouterr().err, "hydra.sweep.dir: sweep.json")
     assert (tmp_path / "home" / "sweep.json").read_text() == "mine"
 
