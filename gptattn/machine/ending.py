@@ -95,6 +95,7 @@ def open_closed_streams() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # the lowest number that is free is its own
             null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, "w" if number else "r", encoding="utf-8"))
 
 

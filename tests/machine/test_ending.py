@@ -41,13 +41,14 @@ def test_an_error_in_code_of_ones_own_names_its_file_and_line(text, said, tmp_pa
 
 def test_a_file_does_not_get_what_is_written_to_closed_streams(tmp_path):
     code = (
-        "import os, sys\n"
+        "import os, subprocess, sys\n"
         "from gptattn.machine.ending import run_command\n"
         "def run():\n"
         "    print('said')\n"
         "    with open('file', 'wb', buffering=0) as file:\n"
         "        os.write(1, b'to stdout'), os.write(2, b'to stderr'), file.write(b'kept')\n"
         "    assert sys.stdin.read() == ''\n"
+        "    subprocess.run([sys.executable, '-c', 'import sys; sys.stdout.flush()'], check=True)\n"
         "raise SystemExit(run_command(run))\n"
     )
     words = [sys.executable, "-c", code]
