@@ -1,10 +1,16 @@
 """gptattn: which attention should my GPT use, what does it cost, and how sure are we?"""
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 __version__ = "0.1.0"
+
+# How often a waiting thread looks before it sleeps: docs/speed.md. libgomp's default is about 10
+# ms, which on a busy machine it takes from the thread that it waits for. Read when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # What the package offers in Python, and where it is. It is imported when it is asked for: pandas
 # and torch take seconds.

@@ -53,8 +53,6 @@ def launch_processes(
     On any exception, such as an interrupt, the processes get SIGTERM, after GRACE_SECONDS SIGKILL,
     and the exception is raised again.
     """
-    if slots > 1:  # a waiting thread must not take another run's processor
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
     processes = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:
