@@ -7,8 +7,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# How often a waiting thread looks before it sleeps: docs/speed.md. libgomp's default is about 10
-# ms, which on a busy machine it takes from the thread that it waits for. Read when torch is loaded.
+# How often a waiting thread looks before it sleeps, which libgomp reads when torch is loaded. Its
+# default, 300,000, on a busy machine takes time from the thread that is waited for: docs/speed.md.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -1,8 +1,12 @@
-"""Processes of a launcher: its own count, those that it left variables to do not."""
+"""The environment: what a launcher has started counts, what it has left does not; waiting threads."""
+
+import importlib
+import os
 
 import pytest
 from support import check_job, command, refuses, summary, tiny
 
+import gptattn
 from gptattn.machine.launcher import is_first
 
 LEFT = {  # by torchrun, by srun and its scripts, by Lightning
@@ -56,3 +60,15 @@ def test_the_processes_are_those_that_srun_has_started(tmp_path, monkeypatch):
     assert check_job(tiny(tmp_path, *auto)).trainer.processes == 4
     with refuses("trainer.devices: SLURM_STEP_NUM_TASKS says that 2"):
         check_job(tiny(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_how_threads_wait_is_the_user_s_choice_first(name, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv(name, "7")
+        importlib.reload(gptattn)
+        assert (os.environ.get("GOMP_SPINCOUNT") or "7", os.environ[name]) == ("7", "7")
+    importlib.reload(gptattn)
+    assert int(os.environ["GOMP_SPINCOUNT"]) < 10_000
