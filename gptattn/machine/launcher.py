@@ -22,29 +22,25 @@ VARIABLES = (
 
 def find_launcher() -> str | None:
     """Return the variable of RANKS whose launcher has started this process, or None."""
-    for name in RANKS:
-        # `srun --pty bash` starts one process, a shell.
-        if name in os.environ and not (name.startswith("SLURM") and os.environ[name] == "1"):
-            return name
-    return None
+    alone = os.environ.get("SLURM_STEP_NUM_TASKS") == "1"  # as of `srun --pty bash`
+    found = [name for name in RANKS if name in os.environ and not (alone and "SLURM" in name)]
+    return found[0] if found else None
 
 
 def is_first() -> bool:
     """Whether this is the only process of a run, or the first of several."""
-    launcher = find_launcher()
-    return launcher is None or os.environ.get(RANKS[launcher], "0") == "0"
+    return os.environ.get(RANKS.get(find_launcher() or "", ""), "0") == "0"
 
 
 def count_started() -> tuple[int, int] | None:
     """Return how many processes on this machine, and machines, a launcher has started, or None."""
-    read = os.environ.get
-    match find_launcher():
-        case "TORCHELASTIC_RUN_ID":
-            return int(read("LOCAL_WORLD_SIZE", 1)), int(read("GROUP_WORLD_SIZE", 1))
-        case "SLURM_STEP_NUM_TASKS" as name:
-            nodes = int(read("SLURM_STEP_NUM_NODES", 1))
-            return int(os.environ[name]) // nodes, nodes
-    return None
+    launcher, read = find_launcher(), os.environ.get
+    if launcher is None or launcher == STARTED:
+        return None
+    if launcher == "TORCHELASTIC_RUN_ID":
+        return int(read("LOCAL_WORLD_SIZE", 1)), int(read("GROUP_WORLD_SIZE", 1))
+    nodes = int(read("SLURM_STEP_NUM_NODES", 1))
+    return int(read(launcher, 1)) // nodes, nodes
 
 
 def forget_other_launchers() -> None:

@@ -1,4 +1,4 @@
-"""The environment: what a launcher has started counts, what it has left does not; waiting threads."""
+"""The environment: which processes a launcher has started, what it has left, how threads wait."""
 
 import importlib
 import os
