@@ -2,13 +2,12 @@
 
 A *changed token*, not a gradient, shows what an output depends on: the gradient is exactly zero for
 leaks through detached statistics, expert choice, top-k before the mask, or means over the batch.
-Some tokens change to large or small ones, which move a maximum. Gradients are held against finite
-differences.
+Gradients are held against finite differences, and the run's device against the CPU.
 """
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -22,17 +21,22 @@ from gptattn.attention.cache import Cache
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.build.model import build_layer
 from gptattn.errors import ConfigError, ForeignError
+from gptattn.machine.device import resolve_device
 from gptattn.machine.ending import find_own_code
 from gptattn.position.base import Documents
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
+from gptattn.training.preflight import DTYPES
 
 WIDTH = 64  # about that of the copies that are checked
 TOKENS = 70  # beyond a chunk of 64
 SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
 # Of the largest output, by the type of the least exact step: beyond rounding, below any leak.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
-SCALES = (30.0, 1 / 30)  # of tokens that change to others than the usual ones
+SCALES = (1.0, 30.0, 1 / 30)  # of the changed tokens: the usual ones rarely move a maximum
+# What rounding explains, relative to the norm on a CPU: thrice that of any mechanism of the menu.
+DEVIATION = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.01}
+FLIPS = 0.4  # the same where it flips the choices of a few tokens, as the top-k of dsa
 CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
 
 
@@ -193,22 +197,19 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     T = min(TOKENS, last.context_length)
     some = [cut for cut in SOME_CUTS if cut < T]
     cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else some
-    scales = [1.0] * len(cuts) + [scale for scale in SCALES for _ in some]
-    cuts += some * len(SCALES)
+    changes = [*product(cuts, SCALES[:1]), *product(some, SCALES[1:])]
     pair = torch.randn(2, T, last.d_in, dtype=dtype)
-    x = pair[:1].repeat(len(cuts) + 1, 1, 1)
+    x = pair[:1].repeat(len(changes) + 1, 1, 1)
     changed = x.clone()  # row 0 as it was, each other from a cut of its own on
-    for row, (cut, scale) in enumerate(zip(cuts, scales, strict=True), 1):
+    for row, (cut, scale) in enumerate(changes, 1):
         changed[row, cut:] = scale * torch.randn(T - cut, last.d_in, dtype=dtype)
 
     notes = []
     for training in (True, False):
         modules.train(training)
-        own: dict[str, list[Tensor]] = {}
-        given = pair.clone().requires_grad_(training)
         with torch.set_grad_enabled(training), LeastExact() as seen:
-            y = run(stack, given, losses=own)
-        near = seen.tolerance * float(y.detach().abs().max())
+            y = run(stack, pair).detach()
+        near = seen.tolerance * float(y.abs().max())
 
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
@@ -236,19 +237,19 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
                 )
             early = [
                 (int(moved[row, :cut].nonzero()[0]), cut)
-                for row, cut in enumerate(cuts, 1)
-                if moved[row, :cut].any()
+                for row, (cut, scale) in enumerate(changes, 1)
+                if moved[row, :cut].any() and (scale == 1 or among[row].isfinite().all())
             ]
             if early:
                 output = min(early)[0]
                 token = max(cut for first, cut in early if first == output)
-                which = f"token {token}" if len(cuts) >= T - 1 else f"tokens from {token} on"
+                which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
                 raise stack.fail(
                     f"is not causal: output {output} changes with {which}; mask the scores, or "
                     "shift what it reads, so that an output depends on no later token"
                 )
         if training:
-            notes += check_gradients(stack, given, y, own, seen.tolerance)
+            notes += check_gradients(stack, pair, seen.tolerance)
             if stack.drops and not drops:
                 notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
         else:
@@ -256,80 +257,139 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     return notes
 
 
-def shorten(name: str) -> str:
-    """Return a parameter's name in its layer, from that in the stack."""
-    return name.partition(".")[2].removeprefix("module.") or name
-
-
 def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
     """Return whether each output differs, or is NaN: [B, T]."""
     return ~((a - b).abs().amax(-1) <= near)
 
 
-def check_gradients(
-    stack: Stack, x: Tensor, y: Tensor, own: Mapping[str, Sequence[Tensor]], tolerance: float
-) -> list[str]:
-    """Check that all gradients are finite, and right; return a note on parameters without one.
+def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
+    """Check that all gradients are finite and right; return a note on parameters without one.
 
-    `own`: the layers' own losses, by name. `tolerance`: that of y, the outputs for x. Right is what
-    finite differences along a random direction say, unless a module declares `stops_gradient`.
+    Right is what finite differences along a random direction say, where outputs of this `tolerance`
+    are exact enough and no module declares `stops_gradient`.
     """
-    modules, last = nn.ModuleList(stack.layers), f"{len(stack.layers) - 1}."
-    modules.zero_grad()
-    leaves = {n: p for n, p in modules.named_parameters() if p.requires_grad} | {"x": x}
-    pull = torch.randn_like(y)
-
-    def measure(y: Tensor, own: Mapping[str, Sequence[Tensor]]) -> Tensor:
-        return (y * pull).sum() + sum(one for losses in own.values() for one in losses)
-
-    loss = measure(y, own)
-    try:
-        if loss.requires_grad:
-            loss.backward()
-    except RuntimeError as error:
-        raise stack.fail(
-            f"cannot be trained: backward raises {type(error).__name__}: {error}"
-        ) from error
-    idle = []
+    last = stack.layers[-1]
+    pull = torch.randn(*x.shape[:2], last.d_out, dtype=x.dtype)
+    leaves = differentiate(stack, x, pull)
     for name, leaf in leaves.items():
-        if leaf.grad is None:
-            idle += [shorten(name)] if name.startswith(last) else []
-        elif not leaf.grad.isfinite().all():
-            raise stack.fail(f"has a gradient that is not finite, of {shorten(name)}")
-
+        if leaf.grad is not None and not leaf.grad.isfinite().all():
+            raise stack.fail(f"has a gradient that is not finite, of {name}")
     along = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
-
-    def measure_at(names: Sequence[str], distance: float) -> float:
-        with torch.no_grad():
-            kept = [leaves[name].clone() for name in names]
-            for name in names:
-                leaves[name].add_(along[name], alpha=distance)
-        losses: dict[str, list[Tensor]] = {}
-        moved = float(measure(run(stack, x, losses=losses), losses).detach())
-        with torch.no_grad():
-            for name, before in zip(names, kept, strict=True):
-                leaves[name].copy_(before)
-        return moved
 
     def is_wrong(names: Sequence[str]) -> bool:
         found = [(leaves[n].grad, along[n]) for n in names if leaves[n].grad is not None]
         slope = sum(float((gradient * way).sum()) for gradient, way in found)
         size = sum(float(gradient.square().sum()) for gradient, _ in found) ** 0.5
-        for step in (tolerance**0.75 / shrink for shrink in (1, 10, 100)):  # a kink may lie between
-            between = (measure_at(names, step) - measure_at(names, -step)) / (2 * step)
+        for shrink in (1, 10, 100):  # a kink may lie between
+            step, values = tolerance**0.75 / shrink, []
+            for distance in (step, -2 * step, step):  # the last leads back
+                with torch.no_grad():
+                    for name in names:
+                        leaves[name].add_(along[name], alpha=distance)
+                values.append(float(measure(stack, leaves["x"], pull).detach()))
+            between = (values[0] - values[1]) / (2 * step)
             if abs(between - slope) <= tolerance**0.5 * max(size, abs(between)):
                 return False
         return True
 
     exact = tolerance <= TOLERANCE[torch.float32]
     if exact and not stack.stops_gradient and is_wrong([*leaves]):
-        wrong = [shorten(name) for name in leaves if is_wrong([name])] or ["its inputs together"]
+        wrong = ", ".join(name for name in leaves if is_wrong([name])) or "x and weights together"
         raise stack.fail(
-            f"has another gradient than finite differences, of {', '.join(wrong)}; correct its "
-            "backward or detach(), or declare stops_gradient = True if it is so on purpose"
+            f"has another gradient than finite differences, of {wrong}; correct its backward or "
+            "detach(), or declare stops_gradient = True if it is so on purpose"
         )
-    listed = ", ".join(idle)
-    return [f"{stack.field}: {stack.title} does not use its {listed}"] if idle else []
+    named = {name: p for name, p in last.named_parameters() if p.requires_grad}
+    idle = ", ".join(name.removeprefix("module.") for name, p in named.items() if p.grad is None)
+    return [f"{stack.field}: {stack.title} does not use its {idle}"] if idle else []
+
+
+def measure(stack: Stack, x: Tensor, pull: Tensor) -> Tensor:
+    """Return the sum of the outputs for x, weighted by `pull`, and of the layers' own losses."""
+    own: dict[str, list[Tensor]] = {}
+    y = run(stack, x, losses=own)
+    return (y * pull).sum() + sum(one for losses in own.values() for one in losses)
+
+
+def differentiate(stack: Stack, x: Tensor, pull: Tensor) -> dict[str, Tensor]:
+    """Return a copy of x and the weights, by name, with the gradients of `measure`, if any."""
+    modules, last = nn.ModuleList(stack.layers), f"{len(stack.layers) - 1}."
+    modules.zero_grad()
+    named = {n: p for n, p in modules.named_parameters() if p.requires_grad}
+    leaves = {n.removeprefix(last).removeprefix("module."): p for n, p in named.items()}
+    leaves["x"] = x.detach().clone().requires_grad_()
+    loss = measure(stack, leaves["x"], pull)
+    try:
+        if loss.requires_grad:  # it may use neither x nor weights
+            loss.backward()
+    except RuntimeError as error:
+        raise stack.fail(
+            f"cannot be trained: backward raises {type(error).__name__}: {error}"
+        ) from error
+    return leaves
+
+
+def check_device(cfg: TrainConfig) -> None:
+    """Check that each kind of layer computes on the run's device what it does on a CPU in float32.
+
+    Compared are outputs and gradients of the same weights, in the run's precision and backend, at
+    the model's width, because kernels differ by the size of a head, and in evaluation mode, because
+    devices draw other masks. What cannot be built is left to `build_model`. Raises a BrokenLayer,
+    or ForeignError for an error in the user's own file.
+    """
+    device, precision = resolve_device(cfg.trainer.accelerator), cfg.trainer.precision
+    dtype, mixed = DTYPES[precision], precision.endswith("-mixed")
+    if (device.type, dtype) == ("cpu", torch.float32):
+        return
+    if device.type == "cuda":  # that of this process, and before cuBLAS reads Lightning's setting
+        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0
+        device = torch.device("cuda", int(local) % torch.cuda.device_count())
+        if cfg.trainer.deterministic:
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            layers = draw_layers(cfg)
+        except Exception:
+            return
+        for stack in list_stacks(layers, cfg):
+            modules, last = nn.ModuleList(stack.layers).eval(), stack.layers[-1]
+            stored = torch.float32 if mixed else dtype
+            modules.to(stored)
+            x = torch.randn(2, min(TOKENS, last.context_length), last.d_in, dtype=stored)
+            pull = torch.randn(*x.shape[:2], last.d_out)
+            expected = compute(stack, x, pull, torch.device("cpu"), torch.float32)
+            with torch.autocast(device.type, dtype, enabled=mixed):
+                found = compute(stack, x, pull, device, stored)
+            # Where terms cancel, as in the gradient of a key's bias, rounding is all there is.
+            least = 0.1 * max(one.square().mean().sqrt() for one in expected.values())
+            far = {
+                name: (found[name] - one).norm() / one.norm().clamp_min(least * one.numel() ** 0.5)
+                for name, one in expected.items()
+            }
+            deviation, name = max((float(x.nan_to_num(torch.inf)), name) for name, x in far.items())
+            limit = FLIPS if stack.stops_gradient else DEVIATION[dtype]
+            if deviation > limit:
+                raise stack.fail(
+                    f"computes otherwise on {device.type} in {precision} than on a CPU in float32: "
+                    f"{name} differs by {deviation:.2g} of its norm, and rounding explains "
+                    f"{limit:g}; choose another backend or trainer.precision"
+                )
+
+
+def compute(
+    stack: Stack, x: Tensor, pull: Tensor, device: torch.device, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Return the outputs for x and all gradients there in this type, by name; on the CPU."""
+    nn.ModuleList(stack.layers).to(device, dtype)
+    x, pull = x.to(device, dtype), pull.to(device)
+    try:
+        found = {"the output": run(stack, x)}
+        for name, leaf in differentiate(stack, x, pull).items():
+            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            found[f"the gradient of {name}"] = gradient
+    except CannotRun as error:
+        raise explain(error) from error.__cause__
+    return {name: one.detach().float().cpu() for name, one in found.items()}
 
 
 def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:

@@ -22,13 +22,7 @@ from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import (
-    NO_MPS,
-    keep_freed_memory,
-    reset_peak_memory,
-    resolve_device,
-    set_threads,
-)
+from gptattn.machine.device import NO_MPS, keep_freed_memory, reset_peak_memory, set_threads
 from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
 from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import STARTED, find_launcher, is_first
@@ -40,8 +34,7 @@ from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.layers import type_setting
-from gptattn.training.contract import check_layers
-from gptattn.training.device_check import check_on_device
+from gptattn.training.contract import check_device, check_layers
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 
@@ -86,7 +79,7 @@ def train(
         if cfg.checks:  # before the text is read
             for note in check_layers(cfg):
                 console.print(f"note: {note}", markup=False)
-            check_on_device(cfg, resolve_device(cfg.trainer.accelerator))
+            check_device(cfg)
         try:
             ready = preflight(cfg, held if resume else None)
         except DataError as error:

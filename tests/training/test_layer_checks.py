@@ -15,8 +15,7 @@ from gptattn.attention.foreign import ForeignAttention
 from gptattn.build.model import build_model
 from gptattn.model.cost import measure_cost
 from gptattn.settings.config import TrainConfig
-from gptattn.training.contract import BrokenLayer, check_layers
-from gptattn.training.device_check import check_on_device
+from gptattn.training.contract import BrokenLayer, check_device, check_layers
 from gptattn.training.run import train
 
 
@@ -57,7 +56,7 @@ def test_no_mechanism_of_the_menu_is_refused(attn):
     assert check_layers(settings(f"attn={attn}", *SMALL)) == []
     for precision in ("bf16-mixed", "bf16-true", "64-true"):
         cfg = settings(f"attn={attn}", f"trainer.precision={precision}", *SMALL)
-        check_on_device(cfg, torch.device("cpu"))
+        check_device(cfg)
 
 
 @pytest.mark.slow

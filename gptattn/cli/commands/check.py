@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 
 from gptattn.build.model import build_model
-from gptattn.machine.device import resolve_device
 from gptattn.machine.ending import run_command
 from gptattn.position.base import Documents
 from gptattn.settings.compose import settings
@@ -18,13 +17,13 @@ from gptattn.training.contract import (
     BrokenLayer,
     CannotRun,
     Stack,
+    check_device,
     check_layers,
     draw_weights,
     explain,
     list_stacks,
     run,
 )
-from gptattn.training.device_check import check_on_device
 
 HELP = """gptattn-check attn=mine
 
@@ -72,9 +71,8 @@ def _check_contract(cfg: TrainConfig) -> Iterator[str]:
 
 
 def _check_device(cfg: TrainConfig) -> Iterator[str]:
-    device = resolve_device(cfg.trainer.accelerator)
-    check_on_device(cfg, device)
-    yield f"trains on the {device.type} in {cfg.trainer.precision} as on the CPU in float32"
+    check_device(cfg)
+    yield f"computes in {cfg.trainer.precision} on the run's device as on a CPU in float32"
 
 
 def _check_saving(cfg: TrainConfig) -> Iterator[str]:
