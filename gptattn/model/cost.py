@@ -60,21 +60,17 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
 
 
 def estimate_training_bytes(model: GPT, tokens: int, dtype: torch.dtype) -> int:
-    """Return about how much memory the tensors of a training step take, at the least.
+    """Return about the bytes that training on `tokens` at a time takes at the least.
 
-    `tokens`: of a micro-batch; `dtype`: of its matrix products. Of the parameters there are
-    gradients and AdamW's two averages. For the backward pass, what enters and leaves each Linear of
-    a block stands for all that is kept: right to a tenth for softmax attention, while mechanisms
-    that carry a state keep up to three times as much.
+    `dtype`: of matrix products. Of a block, what its Linear layers read and write stands for what
+    is kept: right to a tenth for softmax attention; with a state it may be three times as much.
     """
-    stored = 4 * sum(p.numel() * p.itemsize for p in model.parameters())
-    kept = [
-        sum(m.in_features + m.out_features for m in block.modules() if isinstance(m, nn.Linear))
-        for block in model.layers()
-    ]
+    linear = ([m for m in b.modules() if isinstance(m, nn.Linear)] for b in model.layers())
+    kept = [sum(m.in_features + m.out_features for m in of_block) for of_block in linear]
     if model.activation_checkpointing:  # one block at a time, and what enters each
-        kept = [max(kept), *(model.token_embedding.embedding_dim for _ in kept)]
-    return stored + tokens * sum(kept) * dtype.itemsize
+        kept = [max(kept), len(kept) * model.token_embedding.embedding_dim]
+    weights = sum(p.nbytes for p in model.parameters())  # and gradients, and AdamW's averages
+    return 4 * weights + tokens * sum(kept) * dtype.itemsize
 
 
 def count_cache(model: GPT, tokens: int | None = None) -> int:

@@ -56,9 +56,8 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
 def limit_validation(cfg: TrainConfig) -> int | None:
     """Return how many held-out tokens a validation scores at most; None: all.
 
-    For `auto` a fifth of the tokens that the run trains on, so that five validations take at most a
-    third of the training's time, or what VALIDATION_FLOPS allow, if that is more. All attentions
-    get the same: the FLOPs are those of GPT-2's blocks.
+    For `auto` a fifth of those that the run trains on, or what VALIDATION_FLOPS allow, if that is
+    more; the same for all attentions, as the FLOPs are those of GPT-2's blocks.
     """
     if cfg.validation.tokens != "auto":
         return cfg.validation.tokens

@@ -26,24 +26,21 @@ class AttentionLog(L.Callback):
 
     def __init__(self, ready: Ready, board: Board) -> None:
         self.board = board
-        self.found: dict[str, float] = {}
         self.rows, self.documents = ready.data.opening(ready.cfg.model.context_length, TOKENS)
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         model = pl_module.model
         # With a single token every weight is 1.
         if self.rows.shape[1] == 1 or not model.layers_with_maps():
             return
         ids, documents_BT = move_data_to_device((self.rows, self.documents), pl_module.device)
         documents = None if documents_BT is None else Documents.numbered(documents_BT)
+        found: dict[str, float] = {}
         for layer, w_BHTS in model.each_attention(ids, documents_BT):
             measured = measure_heads(w_BHTS, documents)
             for name, value_H in zip(("entropy", "sink"), measured, strict=True):
-                self.found[f"val_attention/{name}/layer_{layer:02d}"] = value_H.mean().item()
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self.found:
-            log_row(trainer.loggers, self.found, trainer.global_step)
+                found[f"val_attention/{name}/layer_{layer:02d}"] = value_H.mean().item()
+        log_row(trainer.loggers, found, trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if stage == "validate":  # a run of 0 steps has no `on_train_end`

@@ -89,12 +89,10 @@ class Checkpoints(Checkpoint):
     def _note(self, signum: int, frame: object) -> None:
         if self.signum == 0:
             self.signum = signum
-            what = "stopping after this step" if self._in_step else "saving the state"
-            if self._in_step and signum == signal.SIGINT:
-                what += "; Ctrl-C again stops it now"
-            elif self.state.validation_due:
-                what += "; a resumed run begins with this validation"
-            write_stderr(f"{WORDS[signal.Signals(signum)]}: {what}")
+            again = "; Ctrl-C again stops it now" if signum == signal.SIGINT else ""
+            what = f"stopping after this step{again}" if self._in_step else "saving"
+            due = "; a resumed run begins with this validation" if self.state.validation_due else ""
+            write_stderr(f"{WORDS[signal.Signals(signum)]}: {what}{due}")
         elif signum == signal.SIGINT and self._in_step:
             raise KeyboardInterrupt
 
@@ -115,12 +113,6 @@ class Checkpoints(Checkpoint):
         else:
             self._stop_if_asked(trainer, pl_module)
 
-    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        self._stop_if_asked(trainer, pl_module)
-
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._stop_if_asked(trainer, pl_module)
-
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -139,10 +131,12 @@ class Checkpoints(Checkpoint):
             self.signum = asked or self.signum
         return asked != 0
 
-    def _stop_if_asked(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def _stop_if_asked(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         if self._must_stop(trainer):
             self._save(trainer, pl_module)
             raise Stopped(self.signum, trainer.global_step, self.saves)
+
+    on_validation_batch_start = on_validation_epoch_end = _stop_if_asked
 
     def _save(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not self.saves:

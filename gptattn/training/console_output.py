@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
-from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.training.callbacks import Samples, StepClock
 from gptattn.training.preflight import Ready
 
 LINE_SECONDS = 4.0  # between plain lines
-SLOW_SECONDS = 1.0  # of a first step that is worth a line of its own
 RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in a table
 
 
@@ -29,12 +28,10 @@ class ConsoleProgress(L.Callback):
     def __init__(self, ready: Ready, console: Console, clock: StepClock, samples: Samples) -> None:
         self.state, self.budget = ready.state, ready.budget
         self.console, self.clock, self.samples = console, clock, samples
-        self.count, self.val_tokens = (
-            ready.cfg.validation.count,
-            ready.data.facts().get("val_tokens", 0),
-        )
-        self.tokens_per_step = ready.cfg.batch_size * ready.cfg.model.context_length
-        self._timed: int | None = ready.state.step  # until a step of this process has ended
+        cfg, self.count = ready.cfg, ready.cfg.validation.count
+        # What a validation takes of a step's time, of which forward is a third.
+        trained, scored = cfg.batch_size * cfg.model.context_length, ready.data.facts()
+        self.per_validation = scored.get("val_tokens", 0) / (3 * trained)
         self._bar: Progress | None = None
         self._last_line = 0.0
 
@@ -54,34 +51,17 @@ class ConsoleProgress(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if TRAIN_LOSS not in self.state.last:
             return  # the first step is not complete
-        if self._timed is not None and trainer.global_step > self._timed:
-            self._timed = None
-            self._estimate(trainer.global_step)
         seconds = self.clock.now()
         done = self.budget.progress(trainer.global_step, seconds)
-        left = f"{format_duration(seconds * (1 - done) / done)} left" if done else ""
+        validating = (self.count - int(done * self.count)) * self.per_validation
+        soon = seconds * validating / trainer.global_step
+        left = f"{format_duration(seconds * (1 - done) / done + soon)} left" if done else ""
         if self._bar is not None:
             shown = f"{self._describe(trainer)}  {left}"
             self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
         elif time.monotonic() - self._last_line > LINE_SECONDS:
             self.console.print(f"{self._describe(trainer)}  {done:4.0%}  {left}")
             self._last_line = time.monotonic()
-
-    def _estimate(self, step: int) -> None:
-        """Print how long a slow step took, and about how long the rest will take."""
-        self.clock.settle()
-        took = self.state.step_seconds[-1]
-        if took < SLOW_SECONDS:
-            return  # mostly warming up; a later line will know better
-        # Forward alone is a third of a step's work.
-        validation = took * self.val_tokens / self.tokens_per_step / 3
-        left = 1 - self.budget.progress(step, self.state.seconds)
-        training = took * self.budget.steps if self.budget.steps else self.budget.seconds or 0.0
-        total = left * (training + self.count * validation)
-        self.console.print(
-            f"step {step} took {took:.2g} s: about {format_duration(total)} left, with "
-            f"validations of {format_duration(validation)} each"
-        )
 
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
@@ -92,7 +72,9 @@ class ConsoleProgress(L.Callback):
         if ACCURACY in last:
             shown += f"  accuracy {last[ACCURACY]:.3f}"
         speed = last[SPEED]  # None: of a run that an earlier version began beside others
-        return shown if speed is None else f"{shown}  {speed:,.0f} tokens/s"
+        shown = shown if speed is None else f"{shown}  {speed:,.0f} tokens/s"
+        step = last[STEP_MS] or 0.0
+        return f"{shown}  {step / 1e3:.1f} s/step" if step >= 1e3 else shown
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.state.last

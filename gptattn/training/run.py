@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from gptattn.training.callbacks import BudgetEnd, StepClock
 
-GPT2_IDS = 50_257  # of GPT-2's tokenizer
-
 
 def train(
     cfg: TrainConfig,
@@ -236,11 +234,11 @@ def _print_outline(ready: Ready, console: Console) -> None:
         console.print(describe_match(cfg.match_made), markup=False)
     for line in describe_missing_parts(cfg, ready.model):
         console.print(line, markup=False)
-    ids, model = len(ready.model.head.weight), cfg.choices["model"]
-    if model.startswith("gpt2") and ids < GPT2_IDS:
+    model, ids = cfg.choices["model"], len(ready.model.head.weight)
+    if model.startswith("gpt2") and ids < 50_257:
+        has = f"has {ready.cost.params / 1e6:.0f}M parameters with {ids:,} ids"
         console.print(
-            f"model={model} has {ready.cost.params / 1e6:.0f}M parameters with {ids:,} ids; "
-            f"GPT-2's have {GPT2_IDS:,}: tokenizer=gpt2, or model.vocab_size={GPT2_IDS}"
+            f"model={model} {has}; GPT-2's 50,257: tokenizer=gpt2 or model.vocab_size=50257"
         )
     console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
     tokens = cfg.batch_size * cfg.model.context_length // cfg.accumulate // cfg.trainer.processes

@@ -73,7 +73,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         saved = load_run(run.folder, args.allow_targets)
         cfg, tokenizer = saved.cfg, saved.tokenizer
         held_out = cfg.validation.fraction, limit_validation(cfg)
-        made_of = [cfg.data, tokenizer.fingerprint(), held_out, cfg.cache_dir]
+        made_of = [cfg.data, tokenizer.fingerprint(), *held_out, cfg.cache_dir]
         key = json.dumps(made_of, sort_keys=True)
         if key not in texts:
             texts[key] = build_data(cfg, tokenizer)
