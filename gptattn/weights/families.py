@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gptattn.settings.compose import settings
@@ -28,7 +28,7 @@ class Family:
     names: dict[str, str]  # our module, or one parameter of it -> theirs; N is the layer's number
     prefix: str  # of all names but the head's, as we write them and in most files
     skipped: tuple[str, ...]  # suffixes of names that are not read
-    required: dict[str, Any] = field(default_factory=dict)  # the only value of a key not written
+    required: dict[str, Any]  # the only value of a key that is not written
     transposed: tuple[str, ...] = ()  # beginnings of names of matrices that are stored transposed
 
     def read_values(self, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +72,7 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={str(value).lower()}" for name, value in values.items()]
 
 
+PLAIN = {"quantization_config": None}
 # Positions that are neither stretched nor partial; `type` is the older key.
 UNCHANGED_ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 ROTARY = (*UNCHANGED_ROTARY, "rope_theta")  # the keys of a group of rotary settings that count
@@ -83,6 +84,10 @@ def _evaluate(table: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, An
 
 def _even_head_dim(node: Mapping[str, Any]) -> int:
     return node["hidden_size"] // node["num_attention_heads"]
+
+
+def _full_attention(node: Mapping[str, Any]) -> list[str]:
+    return ["full_attention"] * node["num_hidden_layers"]
 
 
 def _every_fourth_layer_unplaced(node: Mapping[str, Any]) -> list[int]:
@@ -137,6 +142,7 @@ GPT2 = Family(
     },
     prefix="transformer.",
     skipped=(".attn.bias", ".attn.masked_bias"),  # causal masks in old files
+    required=PLAIN | {"add_cross_attention": False},
     transposed=("h.",),
 )
 
@@ -193,7 +199,7 @@ LLAMA = Family(
     },
     prefix="model.",
     skipped=(".rotary_emb.inv_freq",),  # tables in old files
-    required=UNCHANGED_ROTARY | {"head_dim": _even_head_dim},
+    required=PLAIN | UNCHANGED_ROTARY | {"head_dim": _even_head_dim},
 )
 
 # Qwen 2 and 2.5: Llama with biases of queries, keys and values.
@@ -207,6 +213,7 @@ QWEN2 = replace(
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
     },
+    required=LLAMA.required | {"layer_types": _full_attention},
 )
 
 # Qwen 3: a norm on each head's queries and keys, and heads of their own size.
@@ -219,7 +226,7 @@ QWEN3 = replace(
     settings=LLAMA.settings | {"attn.head_dim": "head_dim", "part.qk_norm.eps": "rms_norm_eps"},
     defaults=LLAMA.defaults | {"head_dim": _even_head_dim},
     accepted=LLAMA.accepted | {"use_sliding_window": (False,)},
-    required=UNCHANGED_ROTARY,
+    required=PLAIN | UNCHANGED_ROTARY | {"layer_types": _full_attention},
     names=LLAMA.names
     | {
         "blocks.N.attention.parts.qk_norm.q_gain_D": "layers.N.self_attn.q_norm.weight",
@@ -233,8 +240,14 @@ SMOLLM3 = replace(
     name="smollm3",
     architecture="SmolLM3ForCausalLM",
     fixed={"recipe": "smollm3"},
+    defaults=LLAMA.defaults | {"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
     accepted=LLAMA.accepted | {"use_sliding_window": (False,)},
-    required=LLAMA.required | {"no_rope_layers": _every_fourth_layer_unplaced},
+    required=LLAMA.required
+    | {
+        "layer_types": _full_attention,
+        "no_rope_layers": _every_fourth_layer_unplaced,
+        "no_rope_layer_interval": 4,
+    },
 )
 
 FAMILIES = {family.name: family for family in (GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3)}

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -141,6 +142,71 @@ def test_a_release_is_read_into_its_recipe(config, tmp_path):
     cfg, ours = load_checkpoint(tmp_path, family)
     assert cfg.variant == family.name
     assert_same_logits(ours, model)
+
+
+# Keys of transformers' config classes that leave the logits as they are.
+WITHOUT_EFFECT = {
+    # of every model: what a file is, what a call returns, ids of special tokens, dropout
+    *("_name_or_path", "architectures", "dtype", "model_type", "transformers_version"),
+    *("return_dict", "output_attentions", "output_hidden_states", "use_cache", "problem_type"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "id2label", "label2id"),
+    *("chunk_size_feed_forward", "is_encoder_decoder", "attention_dropout"),
+    # GPT-2's dropout, precision and other heads
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "reorder_and_upcast_attn", "summary_activation"),
+    *("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+    "pretraining_tp",  # Llama's split of products over devices
+    *("sliding_window", "max_window_layers"),  # without `use_sliding_window`
+    "rope_parameters",  # its keys are looked at one by one
+}
+CONFIGS = {
+    "gpt2": GPT2Config(vocab_size=17, **GPT2_CONFIG),
+    **{
+        kind.model_type: kind(**(OF_RECIPES | {"num_hidden_layers": 4}))
+        for kind in (LlamaConfig, Qwen2Config, Qwen3Config, SmolLM3Config)
+    },
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_key_of_a_config_is_read_or_required_or_has_no_effect(name):
+    family, config = FAMILIES[name], CONFIGS[name]
+    node = config.to_dict()
+    listed = {*family.settings.values(), *family.accepted, *family.required, *WITHOUT_EFFECT}
+    assert node.keys() <= listed
+    # A key that is missing means what it means to their class.
+    read = family.read_values(node)
+    for key in family.defaults.keys() & node.keys() - {"num_key_value_heads", "head_dim"}:
+        shorter = {k: v for k, v in node.items() if k != key}
+        as_theirs = type(config).from_dict(shorter).to_dict()
+        assert family.read_values(shorter) == family.read_values(as_theirs), key
+    # What is said to have no effect has none.
+    torch.manual_seed(7)
+    model = shake(AutoModelForCausalLM.from_config(config).eval())
+    for key in WITHOUT_EFFECT & node.keys():
+        if isinstance(value := node[key], bool | float) and not key.startswith(("return", "out")):
+            node[key] = not value if isinstance(value, bool) else value + 0.1
+    changed = AutoModelForCausalLM.from_config(type(config).from_dict(node)).eval()
+    changed.load_state_dict(model.state_dict())
+    ids = torch.randint(17, (2, 13))
+    torch.testing.assert_close(changed(ids)[0], model(ids)[0])
+    assert family.read_values(node) == read
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        *((name, {"quantization_config": {"quant_method": "fp8"}}) for name in FAMILIES),
+        ("gpt2", {"add_cross_attention": True}),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+        ("qwen3", {"use_sliding_window": True}),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 0], "no_rope_layer_interval": 2}),
+        ("smollm3", {"no_rope_layers": None, "no_rope_layer_interval": 2}),
+        ("smollm3", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
+    ],
+)
+def test_what_a_family_computes_otherwise_is_refused_by_its_key(name, config):
+    with pytest.raises(ValueError, match="|".join([*config, "rope_type"])):
+        FAMILIES[name].read_values(CONFIGS[name].to_dict() | config)
 
 
 def test_old_names_tables_and_masks_are_read(gpt2, llama):
