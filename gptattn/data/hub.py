@@ -2,15 +2,16 @@
 
 import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gptattn.data.text import TextSource, find_sides
+from gptattn.data.text import ADVICE, TextSource, find_sides
 from gptattn.data.tokenizer import Piece, utf8
 from gptattn.data.tokens import stamp_file
 from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
@@ -148,21 +149,56 @@ class Rows(TextSource):
                 yield Piece(next(documents), side or by_hash, text)
 
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
-        field = self._text_field
+        own = self._files and asked["path"] == "json"
+        rows = read_json(Path(where)) if own else self._read_tables(where, asked)
+        for number, row in enumerate(rows, 1):
+            if row is BLANK:
+                continue
+            if not isinstance(row, dict) or self._text_field not in row:
+                has = f", only {', '.join(row)}" if isinstance(row, dict) else ""
+                what = f"{where}: row {number} has no field {self._text_field!r}{has}"
+                raise DataError("data.text_field", what)
+            text = row[self._text_field]
+            if not isinstance(text, str):
+                what = f"{where}: row {number}: {self._text_field!r} is {text!r:.40}, not text"
+                raise DataError("data.text_field", f"{what}; leave such rows out")
+            yield text
+
+    def _read_tables(self, where: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
         with _import_datasets(where) as datasets:
+            if not self._files:
+                config = datasets.load_dataset_builder(**self._dataset).config
+                if hasattr(config, "on_mixed_types"):  # of JSON: it would quote all rows
+                    asked = {**asked, "on_mixed_types": "refuse"}
             rows = datasets.load_dataset(**asked, streaming=self._streaming)
             for table in rows.with_format("arrow").iter(BATCH_ROWS):
-                if field not in table.column_names:
-                    raise DataError(
-                        "data.text_field",
-                        f"{where} has no field {field!r}, only {', '.join(table.column_names)}",
-                    )
-                for text in table.column(field).to_pylist():
-                    if not isinstance(text, str):
-                        raise DataError(
-                            "data.text_field", f"{where}: a row's {field!r} is not text"
-                        )
-                    yield text
+                field = [name for name in table.column_names if name == self._text_field]
+                # Without the text, the names are what a message says.
+                yield from table.select(field or table.column_names).to_pylist()
+
+
+BLANK = object()  # a line without a row
+
+
+def read_json(file: Path) -> Iterator[Any]:
+    """Yield the rows of a JSON array, or of JSON Lines, where an empty line is BLANK.
+
+    Types are not inferred from other rows. Raises DataError, naming the row, for what is not JSON.
+    """
+    number = 0
+    try:
+        with file.open(encoding="utf-8-sig") as lines:
+            first = lines.readline()
+            if first.lstrip().startswith("["):
+                yield from json.loads(first + lines.read())
+                return
+            for line in chain([first], lines):
+                number += 1
+                yield json.loads(line) if line.strip() else BLANK
+    except UnicodeDecodeError:
+        raise DataError("data", f"{file} is not UTF-8{ADVICE}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError("data", f"{file}: row {number} is not JSON ({error})") from None
 
 
 @contextlib.contextmanager

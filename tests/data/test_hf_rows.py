@@ -39,6 +39,42 @@ def test_each_row_is_a_document_in_order(form, tmp_path):
         read(Rows(None, path=place, text_field="id"))
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ('{"text": "a"}\n\n{"text": 7}', "row 3"),
+        ('{"text": "2020-01-01"}\n{"text": null}', "row 2"),
+        ('{"text": "a"}\n{"text": {"text": "b"}}', "row 2"),
+        ('{"text": "a"}\n{"other": 1}', "row 2"),
+        ('[{"text": "a"},\n {"text": 7}]', "row 2"),
+        ('["a"]', "row 1"),
+        ('{\n"text": "a"}', "row 1 is not JSON"),
+    ],
+)
+def test_a_row_that_is_not_text_is_refused_by_its_number(rows, said, tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text(rows)
+    with refuses(f"*: {said}", 3):
+        read(Rows(None, path=str(file)))
+
+
+def test_null_rows_of_a_table_are_refused_and_arrays_and_dates_of_json_are_text(tmp_path):
+    place = str(tmp_path / "rows.parquet")
+    datasets.Dataset.from_dict({"text": [*TEXTS, None]}).to_parquet(place)
+    with refuses("data.text_field: row 98", 3):
+        read(Rows(None, path=place))
+    (tmp_path / "rows.json").write_bytes(b'\xef\xbb\xbf[{"text": "2020-01-01"}, {"text": "null"}]')
+    assert read(Rows(None, path=str(tmp_path / "rows.json"))) == ["2020-01-01", "null"]
+
+
+def test_the_hubs_library_quotes_no_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"text": "a"}\n' * 5 + '{"text": 7}\n')
+    with refuses("data: changed from string to number", 3):
+        read(Rows(str(tmp_path / "set"), streaming=True))
+
+
 def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path):
     source, other = (Rows(None, path=save(form, tmp_path)) for form in ("jsonl", "parquet"))
     train, val = (read(source, side, 0.3) for side in ("train", "val"))
@@ -95,4 +131,4 @@ def test_what_is_missing_is_said_in_one_line(arguments, said, tmp_path, monkeypa
 def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with refuses("data: extra hf"):
-        load(Rows(None, path=save("jsonl", tmp_path)), tmp_path / "cache")
+        load(Rows(None, path=save("parquet", tmp_path)), tmp_path / "cache")
