@@ -30,6 +30,21 @@ from gptattn.machine.read_progress import show_progress
 
 MAGIC = (20240520).to_bytes(4, "little")
 HEADER = 512  # ids that a shard's header takes the room of
+OTHERS = {  # how a file of another format begins -> what it is
+    b"\x93NUMPY": "a NumPy file",
+    (20240801).to_bytes(4, "little"): "an llm.c shard of 32-bit ids",
+    b"PAR1": "Parquet (data=hf)",
+    b"ARROW1": "Arrow (data=hf)",
+    b"PK\x03\x04": "a zip file, perhaps of torch.save",
+    b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x89HDF": "HDF5",
+    b"GGUF": "GGUF",
+    b"\x80\x04\x95": "a pickle",
+    b"%PDF": "PDF",
+}
 HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interval_train_1
 
 
@@ -111,6 +126,11 @@ def read_ids(path: Path, field: str) -> Ids:
     Raises DataError, naming `field`, for what cannot be a file of 16-bit ids.
     """
     try:
+        with path.open("rb") as file:
+            what = name_format(file.read(1024))
+        if what:
+            needed = "give 16-bit ids, as numpy's ids.astype('uint16').tofile(FILE) writes them"
+            raise DataError(field, f"{path} is {what}, not ids of 16 bits; {needed}")
         ids = map_ids(path)
     except (OSError, ValueError) as error:  # an odd number of bytes
         raise DataError(field, f"{path} holds no 16-bit ids ({error})") from None
@@ -119,6 +139,18 @@ def read_ids(path: Path, field: str) -> Ids:
     if len(ids) - HEADER != int.from_bytes(ids[4:6].tobytes(), "little"):
         raise DataError(field, f"{path} is a shard that is not whole; make it again")
     return ids[HEADER:]
+
+
+def name_format(head: bytes) -> str | None:
+    """Return what a file that begins so is, if it cannot be plain ids."""
+    if head[4:9] == b"\0\0\0\0{":  # after the length of its header
+        return "safetensors"
+    # Ids of 16 bits have a zero byte soon, or bytes that UTF-8 has not.
+    text = head.decode(errors="ignore")
+    whole = len(head) - len(text.encode()) < 4  # but for a character that is cut at the end
+    if whole and re.fullmatch(r"[\t-\r\x20-\U0010ffff]+", text):
+        return "text (data=text, or data=hf for JSON)"
+    return next((what for magic, what in OTHERS.items() if head.startswith(magic)), None)
 
 
 def choose_tokenizer(choice: str, root: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gptattn.data.text import ADVICE, TextSource, find_sides
+from gptattn.data.text import ADVICE, ENCODING, TextSource, find_sides
 from gptattn.data.tokenizer import Piece, utf8
 from gptattn.data.tokens import stamp_file
 from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
@@ -187,7 +187,7 @@ def read_json(file: Path) -> Iterator[Any]:
     """
     number = 0
     try:
-        with file.open(encoding="utf-8-sig") as lines:
+        with file.open(encoding=ENCODING) as lines:
             first = lines.readline()
             if first.lstrip().startswith("["):
                 yield from json.loads(first + lines.read())

@@ -144,11 +144,12 @@ class CharTokenizer(Tokenizer):
         ids = self._ids[_code_points(text)]
         if (unknown := ids < 0).any():
             first = int(np.argmax(unknown))
+            after = f", after {text[max(first - 20, 0) : first]!r}," if first else ""
             raise DataError(
                 field,
-                f"character {text[first]!r} (U+{ord(text[first]):04X}), after "
-                f"{text[max(first - 20, 0) : first]!r}, is not among the {self.vocab_size} that "
-                "the char tokenizer knows; leave it out or use tokenizer=byte",
+                f"character {text[first]!r} (U+{ord(text[first]):04X}){after} is not among the "
+                f"{self.vocab_size} that the char tokenizer knows; leave it out or use "
+                "tokenizer=byte",
             )
         return ids.astype(np.uint16)
 

@@ -1,18 +1,25 @@
-"""The prompt of a command, from its argument or stdin."""
+"""The prompt of a command: from its argument, a file or stdin."""
 
+import io
 import sys
+from pathlib import Path
 
-from gptattn.errors import DataError
+from gptattn.data.text import ENCODING
+from gptattn.errors import ConfigError, DataError
 
 
-def read_prompt(prompt: str) -> str:
-    """Return the text of prompt=...; `-` reads stdin.
+def read_prompt(prompt: str | None, file: Path | None = None) -> str:
+    """Return the text of prompt=... or prompt_file=...; `prompt=-` reads stdin.
 
-    Raises DataError for a text that is empty or cannot be read.
+    Files and stdin are read as training reads a text. Raises ConfigError for neither or both,
+    DataError for a text that is empty or cannot be read.
     """
-    if prompt == "-":
+    if (prompt is None) == (file is None):
+        raise ConfigError("prompt", "give prompt=TEXT or prompt_file=FILE")
+    if prompt is None or prompt == "-":
         try:
-            prompt = sys.stdin.buffer.read().decode()
+            raw = file.read_bytes() if file else sys.stdin.buffer.read()
+            prompt = io.TextIOWrapper(io.BytesIO(raw), encoding=ENCODING).read()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError("prompt", f"cannot be read ({error}); give UTF-8 text") from None
     if not prompt:

@@ -10,13 +10,15 @@ from torch import Tensor
 from gptattn.errors import NumericError
 from gptattn.settings.values import check_type, list_hints
 
+GREEDY = 1e-6  # below this temperature; logits over a smaller one may be infinite
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How a token is drawn.
 
-    Raises ConfigError, naming the field, for an invalid value. Temperature 0 is greedy. top_k keeps
-    the k likeliest tokens.
+    Raises ConfigError, naming the field, for an invalid value. A temperature below GREEDY is
+    greedy. top_k keeps the k likeliest tokens.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -31,14 +33,14 @@ class Sampling:
 
         Raises NumericError if the largest logit is not finite.
         """
-        if self.temperature == 0:
+        if self.temperature < GREEDY:
             return self._scale(logits_BV).argmax(dim=-1, keepdim=True)
         return torch.multinomial(self.probabilities(logits_BV), 1, generator=generator)
 
     def probabilities(self, logits_BV: Tensor) -> Tensor:
         """Return the distribution [B, V] of the next token, in float32 or a wider type.
 
-        The temperature must be above 0. Raises NumericError as `draw`.
+        The temperature must be at least GREEDY. Raises NumericError as `draw`.
         """
         logits = self._scale(logits_BV)
         if self.top_k is not None:
@@ -47,13 +49,13 @@ class Sampling:
         return logits.softmax(dim=-1)
 
     def _scale(self, logits_BV: Tensor) -> Tensor:
-        """Return the logits over the temperature, if that is above 0, in float32 or a wider type.
+        """Return the logits over the temperature, unless that is greedy, in float32 or wider.
 
         Raises NumericError as `draw`.
         """
         # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        if self.temperature > 0:
+        if self.temperature >= GREEDY:
             logits = logits / self.temperature
         # A row's largest logit is NaN or infinite if any is NaN or +inf.
         if not logits.amax(dim=-1).isfinite().all():

@@ -1,5 +1,6 @@
 """`data=bin` reads ids as other projects write them, and what gptattn-prepare wrote."""
 
+import gzip
 import json
 import os
 from functools import partial
@@ -9,6 +10,7 @@ import pytest
 import torch
 from loading import load, request
 from numpy.typing import NDArray
+from safetensors.torch import save
 from support import TEXT, check_job, refuses, tiny
 
 from gptattn.data import bin_files
@@ -65,8 +67,16 @@ def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"abc", "x.bin holds no"), (shard(IDS)[:-2], "x.bin is a shard")],
-    ids=["odd", "cut"],
+    [
+        (b"\0bc", "x.bin holds no"),
+        (shard(IDS)[:-2], "x.bin is a shard"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr': '<u2'", "a NumPy file"),
+        (save({"ids": torch.arange(9)}), "safetensors"),
+        (gzip.compress(IDS.tobytes()), "gzip"),
+        ("naïve 日本 text\n".encode() * 99, "data=text"),
+        (b'[{"ids": [1, 2]}]\n', "data=text"),
+    ],
+    ids=["odd", "cut", "npy", "safetensors", "gzip", "text", "json"],
 )
 def test_what_is_no_file_of_ids_is_named(content, said, tmp_path):
     (tmp_path / "x.bin").write_bytes(content)

@@ -4,6 +4,7 @@ import sys
 
 from support import refuses
 
+from gptattn.data.text import read_document
 from gptattn.decode.prompt import read_prompt
 
 
@@ -20,3 +21,16 @@ def test_a_prompt_comes_from_an_argument_or_stdin(tmp_path, monkeypatch):
         read_prompt("-")
     with refuses("prompt: empty", 3):
         read_prompt("")
+    for both in ((None, None), ("a", file)):
+        with refuses("prompt: prompt_file=FILE"):
+            read_prompt(*both)
+
+
+def test_a_prompt_saved_on_windows_is_read_as_training_reads_it(tmp_path, monkeypatch):
+    file = tmp_path / "p.txt"
+    file.write_bytes(b"\xef\xbb\xbfThe quick\r\nbrown")
+    (text,) = read_document(file)
+    assert read_prompt(None, file) == text == "The quick\nbrown"
+    with file.open() as opened:
+        monkeypatch.setattr(sys, "stdin", opened)
+        assert read_prompt("-") == text

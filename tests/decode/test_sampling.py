@@ -31,6 +31,12 @@ def test_a_logit_that_is_not_a_number_is_a_numeric_error(temperature):
         Sampling(temperature=temperature).draw(logits, None)
 
 
+def test_a_temperature_near_zero_is_greedy():
+    logits = torch.tensor([[3.0, 5.0, float("-inf")], [-7.0, -9.0, -8.0]])
+    for temperature in (1e-7, 1e-40, 1e-300):
+        assert Sampling(temperature).draw(logits, None).tolist() == [[1], [0]]
+
+
 def test_a_logit_of_minus_infinity_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 1.0]])
     assert Sampling().probabilities(logits)[0, 1] == 0

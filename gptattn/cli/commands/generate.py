@@ -29,7 +29,8 @@ class Arguments:
     """prompt="To be" run=outputs/..."""
 
     run: Path = option("a run folder, or one that convert made")
-    prompt: str = option("text to continue; prompt=- reads stdin")
+    prompt: str | None = option("text to continue; prompt=- reads stdin")
+    prompt_file: Path | None = option("or a file with it")
     tokens: Count = option("maximum number of new tokens", 200)
     temperature: float = option("0 is greedy", 0.8)
     top_k: int | None = option("keep the N most likely tokens")
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
-    prompt = read_prompt(args.prompt)
+    prompt = read_prompt(args.prompt, args.prompt_file)
     saved = load_run(args.run, args.allow_targets)
     model = saved.model.to(device)
     ids = torch.from_numpy(saved.tokenizer.encode(prompt, "prompt").astype("int64")).to(device)
