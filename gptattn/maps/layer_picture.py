@@ -22,7 +22,12 @@ PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
 GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
 FONT = "DejaVu Sans"  # comes with matplotlib, so pictures look the same everywhere
-STYLE: dict[Any, Any] = {"text.parse_math": False, "font.family": FONT, "font.size": 8}
+OTHER_FONTS = (  # for what it lacks, such as Chinese, where they are installed
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei"),
+    *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic"),
+    "Arial Unicode MS",
+)
+STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8}
 
 
 def draw_layer(
@@ -44,7 +49,7 @@ def draw_layer(
     if every > 1:
         names = [f"{i} {name}" for i, name in zip(shown, names, strict=True)]
     seen_HTS = np.where(np.tri(T, dtype=bool), w_HTS, np.nan)
-    with rc_context(STYLE):
+    with rc_context(STYLE | {"font.family": list_fonts()}):
         figure = Figure(figsize=(width, height))
         figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
         norm = PowerNorm(0.5, 0, 1)
@@ -70,12 +75,18 @@ def draw_layer(
     return out.getvalue()
 
 
+@cache
+def list_fonts() -> list[str]:
+    """Return the names of the fonts to look for a character in, in this order."""
+    return [FONT, *(name for name in OTHER_FONTS if name in font_manager.get_font_names())]
+
+
 def _spell_missing(text: str) -> str:
-    """Return the text, with the code points of characters that the font lacks in their place."""
+    """Return the text, with the code points of characters that the fonts lack in their place."""
     return "".join(c if _has_glyph(c) else name_code_point(c) for c in text)
 
 
 @cache
 def _has_glyph(character: str) -> bool:
-    font = font_manager.get_font(font_manager.findfont(FONT))
-    return font.get_char_index(ord(character)) != 0
+    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in list_fonts()]
+    return any(font.get_char_index(ord(character)) for font in fonts)

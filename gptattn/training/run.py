@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from gptattn import command
+from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.build.match import describe_match
 from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
@@ -27,6 +28,7 @@ from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_p
 from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import STARTED, find_launcher, is_first
 from gptattn.model.cost import estimate_training_bytes
+from gptattn.model.gpt import GPT
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
@@ -240,10 +242,25 @@ def _print_outline(ready: Ready, console: Console) -> None:
         console.print(
             f"model={model} {has}; GPT-2's 50,257: tokenizer=gpt2 or model.vocab_size=50257"
         )
-    console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
+    table = make_table(f"{cfg.variant}: costs", ready.costs())
+    if heads := describe_kv_heads(ready.model):
+        table.add_row("key/value heads", heads)
+    console.print(table)
     tokens = cfg.batch_size * cfg.model.context_length // cfg.accumulate // cfg.trainer.processes
     memory = estimate_training_bytes(ready.model, tokens, DTYPES[cfg.trainer.precision])
     console.print(f"training takes at least {memory / 1e6:,.0f} MB of memory")
+
+
+def describe_kv_heads(model: GPT) -> str:
+    """Return how many key/value heads the layers have, `2 of 12`; of layers that differ, each."""
+    attentions = [layer.attention for layer in model.layers()]
+    kinds = [
+        f"{one.num_kv_heads} of {one.num_heads}" if isinstance(one, SoftmaxAttention) else "none"
+        for one in attentions
+    ]
+    if {*kinds} == {"none"}:
+        return ""
+    return kinds[0] if len({*kinds}) == 1 else ", ".join(kinds)
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":
