@@ -277,7 +277,8 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
     along = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
 
     def is_wrong(names: Sequence[str]) -> bool:
-        found = [(leaves[n].grad, along[n]) for n in names if leaves[n].grad is not None]
+        grads = [(leaves[name].grad, along[name]) for name in names]
+        found = [(gradient, way) for gradient, way in grads if gradient is not None]
         slope = sum(float((gradient * way).sum()) for gradient, way in found)
         size = sum(float(gradient.square().sum()) for gradient, _ in found) ** 0.5
         for shrink in (1, 10, 100):  # a kink may lie between
@@ -316,7 +317,9 @@ def differentiate(stack: Stack, x: Tensor, pull: Tensor) -> dict[str, Tensor]:
     modules, last = nn.ModuleList(stack.layers), f"{len(stack.layers) - 1}."
     modules.zero_grad()
     named = {n: p for n, p in modules.named_parameters() if p.requires_grad}
-    leaves = {n.removeprefix(last).removeprefix("module."): p for n, p in named.items()}
+    leaves: dict[str, Tensor] = {
+        name.removeprefix(last).removeprefix("module."): p for name, p in named.items()
+    }
     leaves["x"] = x.detach().clone().requires_grad_()
     loss = measure(stack, leaves["x"], pull)
     try:
