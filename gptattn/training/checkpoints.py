@@ -131,7 +131,7 @@ class Checkpoints(Checkpoint):
             self.signum = asked or self.signum
         return asked != 0
 
-    def _stop_if_asked(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+    def _stop_if_asked(self, trainer: L.Trainer, pl_module: Any, *_: Any, **__: Any) -> None:
         if self._must_stop(trainer):
             self._save(trainer, pl_module)
             raise Stopped(self.signum, trainer.global_step, self.saves)
