@@ -85,7 +85,8 @@ def generate_text(
     """Return the text of the prompt's ids and of `tokens` new ones, fewer once `stop()` is True."""
     device = next(model.parameters()).device
     ids = torch.from_numpy(prompt.astype("int64"))[None].to(device)
-    own: dict[str, Any] = {"generator": torch.Generator(device).manual_seed(seed)}
-    new = stream(model, ids, tokens, sampling, vocab_size=tokenizer.vocab_size, **own)
+    draws = torch.Generator(device).manual_seed(seed)
+    size = tokenizer.vocab_size
+    new = stream(model, ids, tokens, sampling, vocab_size=size, generator=draws)
     found = torch.cat([ids, *takewhile(lambda _: not stop(), new)], dim=1)
     return tokenizer.decode(found[0].cpu().numpy())

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from gptattn.machine.read_progress import show_seconds
 
-T, U = TypeVar("T"), TypeVar("U")
+T = TypeVar("T")
+U = TypeVar("U")
 GRACE_SECONDS = 1.0  # for a call that is about to end
 
 
@@ -41,7 +42,7 @@ def call_aside(what: str, call: Callable[[Iterator[T]], U], given: Iterable[T]) 
     except BaseException as error:
         interrupted = True
         wait([result], timeout=GRACE_SECONDS)
-        code = error.code if isinstance(error, SystemExit) else 130
+        code = int(error.code or 0) if isinstance(error, SystemExit) else 130
         # Python aborts if the call comes back while the interpreter is taken down.
         atexit.register(lambda: result.done() or os._exit(code))
         raise

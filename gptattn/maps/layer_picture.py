@@ -49,7 +49,7 @@ def draw_layer(
     if every > 1:
         names = [f"{i} {name}" for i, name in zip(shown, names, strict=True)]
     seen_HTS = np.where(np.tri(T, dtype=bool), w_HTS, np.nan)
-    with rc_context(STYLE | {"font.family": list_fonts()}):
+    with rc_context({**STYLE, "font.family": list_fonts()}):
         figure = Figure(figsize=(width, height))
         figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
         norm = PowerNorm(0.5, 0, 1)

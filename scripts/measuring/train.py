@@ -302,4 +302,4 @@ def peak_mb(contender: str) -> float:
     reset_peak_memory(DEVICE)
     for _ in range(MEMORY.warm_up + MEMORY.steps):
         step()
-    return peak_memory_mb(DEVICE)
+    return peak_memory_mb(DEVICE) or 0.0
