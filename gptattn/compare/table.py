@@ -320,6 +320,6 @@ def warning_lines(comparison: Comparison) -> list[str]:
 def print_tables(comparison: Comparison, console: Console) -> None:
     """Print each table with its words."""
     if len(comparison.sections) > 1:
-        console.print(f"{_whole(comparison)}\n")
+        console.print(f"{_whole(comparison)}\n", markup=False)
     for table in all_tables(comparison):
         table.print(console)

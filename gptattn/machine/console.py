@@ -18,7 +18,7 @@ class StdoutConsole(Console):
 def make_console() -> Console:
     """Return a console on stdout that leaves long lines whole."""
     width = None if sys.stdout.isatty() else 120
-    return StdoutConsole(width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return StdoutConsole(width=width, highlight=False, emoji=False, soft_wrap=True)
 
 
 def make_printable(text: str) -> str:

@@ -87,6 +87,7 @@ def test_the_console_shows_progress_a_sample_the_result_and_where_the_run_is(tmp
     run = train(tmp_path, "attn=gqa", "budget.steps=2")
     out, err = capfd.readouterr()
     assert err == ""
+    assert "[bold]" not in out
     for shown in ("gqa: costs", "step 2", "bits/byte", "sample", "gqa: result"):
         assert shown in out
     assert "\x1b" not in out
