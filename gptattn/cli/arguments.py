@@ -69,8 +69,7 @@ def run_script(
     row = textwrap.TextWrapper(80, break_on_hyphens=False, subsequent_indent=" " * (width + 4))
     rows = [row.fill(f"  {shown:<{width}}  {text}") for shown, text in words.items()]
     module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))  # -OO drops docstrings
-    classes = [one for one in module.body if isinstance(one, ast.ClassDef)]
-    itself = next(one for one in classes if one.name == kind.__name__)
+    (itself,) = (n for n in module.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
     example, about = (ast.get_docstring(one) or "" for one in (itself, module))
     first, *others = [textwrap.fill(part, 80) for part in about.split("\n\n")]
     text = "\n\n".join([f"{called} {example}", first, "\n".join(rows), *others])

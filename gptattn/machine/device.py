@@ -7,7 +7,6 @@ import platform
 import random
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,17 +17,12 @@ from gptattn import find_source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 
-# https://github.com/pytorch/pytorch/issues/195910
-NO_MPS = "MPS is not used: causal attention in half precision has seen later tokens there"
-
 
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     """Return the device for `cpu`, `gpu` or `auto`.
 
-    Raises ConfigError, naming the field, for `gpu` without a GPU, and for `mps`.
+    Raises ConfigError, naming the field, for `gpu` without a GPU.
     """
-    if accelerator == "mps":
-        raise ConfigError(field, f"{NO_MPS}; use {field}=cpu")
     if accelerator == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -107,19 +101,12 @@ def reset_peak_memory(device: torch.device) -> None:
 def peak_memory_mb(device: torch.device) -> float | None:
     """Return the peak since the reset in MB (10^6 bytes): of GPU tensors, or of the process.
 
-    None where the system does not say, as on Windows.
+    None on a CPU except on Linux.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     peak = _linux_says("self/status", "VmHWM")  # getrusage's counts that of the parent as well
-    if peak is not None:
-        return int(peak.split()[0]) * 1024 / 1e6
-    with contextlib.suppress(ImportError):
-        import resource  # not on Windows
-
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return used / 1e6 if sys.platform == "darwin" else used * 1024 / 1e6
-    return None
+    return None if peak is None else int(peak.split()[0]) * 1024 / 1e6
 
 
 def device_name(device: torch.device) -> str:

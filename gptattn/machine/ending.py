@@ -33,7 +33,6 @@ from gptattn.errors import (
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
-from gptattn.machine.launcher import forget_other_launchers
 
 PACKAGE = Path(gptattn.__file__).parent
 # Errors of a path that the system's own words explain to a user.
@@ -49,11 +48,7 @@ def handled_signals() -> list[signal.Signals]:
     SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
     with SIGINT ignored.
     """
-    return [
-        number
-        for number in WORDS
-        if number.name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN
-    ]
+    return [n for n in WORDS if n.name != "SIGHUP" or signal.getsignal(n) is not signal.SIG_IGN]
 
 
 def write_stderr(line: str) -> None:
@@ -90,15 +85,6 @@ def silence_stdout() -> int:
     return 128 + 13  # SIGPIPE, which Windows lacks
 
 
-def open_closed_streams() -> None:
-    """Open /dev/null for streams that are closed (`>&-`): a file would get their numbers."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # the lowest number that is free is its own
-            null = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(null, True)
-            setattr(sys, name, os.fdopen(null, "w" if number else "r", encoding="utf-8"))
-
-
 def run_command(
     run: Callable[[], object],
     debug: bool = False,
@@ -108,8 +94,11 @@ def run_command(
 
     `explain` turns a library's error into a UserError.
     """
-    open_closed_streams()
-    forget_other_launchers()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (`>&-`): a file would get its number, the lowest
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "r+", encoding="utf-8"))
     code = 0
     try:
         try:

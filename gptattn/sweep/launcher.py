@@ -25,6 +25,7 @@ from omegaconf import DictConfig, open_dict
 
 from gptattn.machine.console import format_duration
 from gptattn.machine.ending import as_user_error, handled_signals, report
+from gptattn.machine.launcher import forget_launchers
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.progress import describe_end, describe_running
 
@@ -53,6 +54,7 @@ def launch_processes(
     On any exception, such as an interrupt, the processes get SIGTERM, after GRACE_SECONDS SIGKILL,
     and the exception is raised again.
     """
+    forget_launchers()  # each run has one process
     forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
     processes = multiprocessing.get_context("forkserver" if forks else "spawn")
     if forks:

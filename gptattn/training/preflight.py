@@ -23,7 +23,6 @@ from gptattn.build.model import build_matrix_rule, build_model
 from gptattn.data.run_data import RunData
 from gptattn.errors import ConfigError
 from gptattn.machine.device import missing_compiler, resolve_device, seed_everything
-from gptattn.machine.launcher import count_started, find_launcher
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
@@ -139,25 +138,17 @@ def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConf
     Raises ConfigError for another number than has been started, or more than there are GPUs.
     """
     gpus = torch.cuda.device_count() if device.type == "cuda" else None
-    started, nodes = count_started() or (1 if gpus is None else gpus, 1)
+    started = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
+    nodes = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or 1
     if trainer.devices == "auto":
-        trainer = replace(trainer, devices=started)
-    if trainer.num_nodes == "auto":
-        trainer = replace(trainer, num_nodes=nodes)
-    launcher = find_launcher()
-    if launcher is None and trainer.num_nodes != 1:
-        raise ConfigError("trainer.num_nodes", "needs torchrun or srun; start the run with one")
-    for name, count in (("devices", started), ("num_nodes", nodes)) if count_started() else ():
-        if (asked := getattr(trainer, name)) != count:
-            raise ConfigError(
-                f"trainer.{name}",
-                f"is {asked}, but {launcher} says that {count} have been started; give "
-                f"trainer=ddp, or trainer.{name}={count}, or unset {launcher}",
-            )
+        trainer = replace(trainer, devices=int(started or gpus or 1))
+    if "TORCHELASTIC_RUN_ID" in os.environ and trainer.devices != int(started or 1):
+        has = f"is {trainer.devices}, but torchrun has started {started}"
+        raise ConfigError("trainer.devices", f"{has}; give trainer=ddp, or {started}")
     if gpus is not None and int(trainer.devices) > gpus:
         needed = f"{trainer.devices} processes need as many GPUs, and there are {gpus} here"
         raise ConfigError("trainer.devices", needed)
-    return trainer
+    return replace(trainer, num_nodes=int(nodes)) if trainer.num_nodes == "auto" else trainer
 
 
 def check_trackers(cfg: TrainConfig) -> None:

@@ -23,10 +23,10 @@ from gptattn.build.model import describe_missing_parts
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError
 from gptattn.machine.console import quiet_lightning
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import NO_MPS, keep_freed_memory, reset_peak_memory, set_threads
+from gptattn.machine.device import keep_freed_memory, reset_peak_memory, set_threads
 from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
 from gptattn.machine.ending import Stopped, as_user_error
-from gptattn.machine.launcher import STARTED, find_launcher, is_first
+from gptattn.machine.launcher import forget_launchers, is_first
 from gptattn.model.cost import estimate_training_bytes
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import NAMES, RunFolder, name_run
@@ -62,6 +62,8 @@ def train(
     the record and the output. Raises a UserError for a user's mistake, and Stopped if a signal
     asked the run to end.
     """
+    if (cfg.trainer.devices, cfg.trainer.num_nodes) == (1, 1):
+        forget_launchers()
     console = console if console is not None and is_first() else Console(quiet=True)
     if folder is None:
         name = name_run(cfg, leave_out_defaults(cfg, overrides))
@@ -74,8 +76,9 @@ def train(
             cfg = use_kept_tokenizer(cfg, held)
         elif is_first() and not held.begun:  # a run is refused below, once the folder is locked
             refuse_taken(held.path, NAMES, "run_dir")
+        # https://github.com/pytorch/pytorch/issues/195910
         if cfg.trainer.accelerator == "auto" and torch.backends.mps.is_available():
-            console.print(f"note: {NO_MPS}; this run takes the CPU")
+            console.print("note: half precision is wrong on MPS; this run takes the CPU")
         if cfg.checks:  # before the text is read
             for note in check_layers(cfg):
                 console.print(f"note: {note}", markup=False)
@@ -366,8 +369,6 @@ def _make_trainer(
     every = 1  # for a budget in seconds, as `BudgetEnd` says
     if budget.steps is not None:
         every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
-    if cfg.trainer.processes > 1 and find_launcher() is None:
-        os.environ[STARTED] = "1"  # by Lightning, with this environment
     ddp = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
     return L.Trainer(
         accelerator="cpu" if on_cpu else "gpu",

@@ -78,7 +78,7 @@ def test_the_processes_are_those_that_torchrun_has_started(tmp_path, monkeypatch
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert check_job(tiny(tmp_path, "trainer.devices=auto")).trainer.processes == 2
-    with refuses("trainer.devices: says that 2"):
+    with refuses("trainer.devices: torchrun has started 2"):
         check_job(tiny(tmp_path, "trainer.devices=1"))
 
 
