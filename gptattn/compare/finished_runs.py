@@ -77,7 +77,6 @@ class Run:
     uncached: bool = False  # the mechanism has no cache: decoding reads the prefix again
     checked: bool = True  # that the model is causal
     overrides: Sequence[str] = ()  # as they were typed; none of a run that was made in Python
-    experiment_name: str = ""
     max_seeds: int = 1_000  # `sweep.max_seeds`
     name: str | None = None  # of its row, given by the user
     shared: bool = False  # the machine, with other runs
@@ -235,7 +234,6 @@ def _read(path: Path) -> Run:
         uncached=summary.metrics.get(CACHE, 0) is None,
         checked=config.get("checks") != "False",
         overrides=[one_line(str(override)) for override in recorded.get("overrides") or ()],
-        experiment_name=config.get("experiment_name", ""),
         max_seeds=int(config.get("sweep.max_seeds", Run.max_seeds)),
         name=one_line(str(recorded["name"])) if recorded.get("name") else None,
         shared=summary.shares is not None,

@@ -183,7 +183,6 @@ def section_table(section: Section, title: str = "") -> Table:
         f"vs {section.baseline}: paired difference by seed{corrected}"
     )
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section), *section.notes]
-    notes += verdicts.seed_commands(section)
     cells = report_rows(section)
     return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
 

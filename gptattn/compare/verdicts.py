@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.statistics import ALPHA, RESOLUTION, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SPEED_RATIO
-from gptattn.runs.overrides import write_sweep
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
 LISTED = 6  # names in one sentence
@@ -98,41 +97,17 @@ def difference_words(row: Row, baseline: Row) -> str:
         )
     none += f" (95% interval {signed(low)} to {signed(high)}, {p_value(d.p)})"
     if d.asked is None:
-        few = d.seeds_needed is not None and d.seeds_needed <= row.runs[-1].max_seeds
-        return (
-            f"{none}: if the true difference is as large as the one observed, "
-            f"{nats(abs(d.mean))} nats, "
-            + f"about {d.seeds_needed} seeds would show it" * few
-            + f"it is too small for {row.runs[-1].max_seeds} seeds of this budget" * (not few)
-        )
+        most, needed = row.runs[-1].max_seeds, d.seeds_needed
+        how = f"it is too small for {most} seeds of this budget"
+        if needed is not None and needed <= most:
+            how = f"about {needed} seeds would show it, as with seed=range(1,{needed + 1})"
+        true = "if the true difference is as large as the one observed"
+        return f"{none}: {true}, {nats(abs(d.mean))} nats, {how}"
     # `sweep.until` asks for an interval of this half-width.
     if high - low <= 2 * d.asked:
         return f"{none}: if there is one, it is at most {nats(max(-low, high))} nats"
     seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
     return f"{none}: ±{d.asked:g} nats would need about {seeds:,} seeds"
-
-
-def seed_commands(section: Section) -> list[str]:
-    """Return the command for the seeds that would show the differences, if one is known.
-
-    Its sweep skips the runs that are there, as long as their code is unchanged.
-    """
-    base, *others = section.rows
-    needs = {
-        row.name: d.seeds_needed
-        for row in others
-        if (d := row.difference) is not None and not (d.shown or d.asked)
-        if d.seeds_needed is not None and d.seeds_needed <= row.runs[-1].max_seeds
-    }
-    rows = [row.runs for row in section.rows if row is base or row.name in needs]
-    homes = {(run.folder.parent, run.experiment_name) for runs in rows for run in runs}
-    extended = any(run.provenance and run.provenance.budgets for runs in rows for run in runs)
-    if not needs or len(homes) > 1 or extended:
-        return []
-    seeds = sorted(set.intersection(*({run.seed for run in runs} for runs in rows)))
-    seeds += range(seeds[-1] + 1, seeds[-1] + 1 + max(needs.values()) - len(seeds))
-    command = write_sweep([[run.overrides for run in runs] for runs in rows], seeds, *homes.pop())
-    return [f"more seeds: {command}"] if command else []
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:

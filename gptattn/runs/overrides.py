@@ -1,8 +1,6 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
-import json
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import yaml
 
-from gptattn import command
 from gptattn.errors import UserError
 from gptattn.runs.folder import LOADER
 from gptattn.settings.config import CONF, Meaning, TrainConfig
@@ -34,37 +31,6 @@ def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) 
     """Return the file chosen in a group, or a setting's value, or all that is below it."""
     below = (f"{k}={v}" for k, v in settings.items() if k.startswith((f"{key}.", f"{key}[")))
     return choices.get(key) or settings.get(key) or " ".join(below)
-
-
-def write_sweep(
-    rows: Sequence[Sequence[Sequence[str]]], seeds: Sequence[int], home: Path, experiment_name: str
-) -> str | None:
-    """Return the command whose sweep has these rows at these seeds, in `home`.
-
-    `rows`: the overrides of each row's runs. None if runs of a row differ in them, or rows do
-    not, or `home` is not the sweep's folder.
-    """
-    # `++`: a sweep gave the threads, nobody typed them.
-    typed = [
-        {tuple(o for o in run if not o.startswith("++trainer.threads=")) for run in runs}
-        for runs in rows
-    ]
-    first, *others = own = [next(iter(each)) for each in typed]
-    elsewhere = home.resolve() != Path("outputs", experiment_name).resolve()
-    if elsewhere or max(map(len, typed)) > 1 or len({*own}) < len(own):
-        return None
-    shared = [o for o in first if all(o in other for other in others)]
-    own = [[o for o in one if o not in shared] for one in own]
-    keys = {o.partition("=")[0] for one in own for o in one}
-    of_file = any(o.startswith("experiment=") for o in shared)  # which has a grid of its own
-    if len(keys) == 1 and all(own) and not of_file:
-        sweep = [f"{keys.pop()}={','.join(one[0].partition('=')[2] for one in own)}"]
-    else:
-        sweep = ["hydra.sweeper.params=null", "hydra.sweeper.tune=null"] * of_file
-        sweep += [f"hydra.sweeper.variants={json.dumps([' '.join(one) for one in own])}"]
-    whole = len(seeds) > 3 and [*seeds] == [*range(seeds[0], seeds[-1] + 1)]
-    given = f"range({seeds[0]},{seeds[-1] + 1})" if whole else ",".join(map(str, seeds))
-    return f"{command('train')} -m {shlex.join([*sweep, f'seed={given}', *shared])}"
 
 
 def leave_out(

@@ -28,7 +28,7 @@ from gptattn.settings.values import build_dataclass, check_type
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger", "trainer.callbacks")
 # Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
-# Not kept among what was typed, from which rows are named and commands for more seeds are made.
+# Not kept among what was typed, from which rows are named.
 OF_ONE_RUN = ("seed", "run_dir", "sweep.beside_others")
 
 

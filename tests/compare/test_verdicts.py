@@ -1,8 +1,6 @@
 """The report's sentences agree with its decisions and claim no more than the runs support."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,7 @@ from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import Table, report_rows
-from gptattn.compare.verdicts import (
-    best_words,
-    nats,
-    p_value,
-    section_words,
-    seed_commands,
-    seed_notes,
-)
+from gptattn.compare.verdicts import best_words, nats, p_value, section_words, seed_notes
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, variant_key, write_two_stages
 
@@ -249,31 +240,20 @@ def test_differences_not_shown_are_bounded_or_need_more_seeds(half_width, said, 
     assert said in section_words(found)[0]
 
 
-def seeds_asked(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> list[str]:
-    """Return the commands for more seeds, where gqa needs 50 (`SAID`)."""
-    monkeypatch.chdir(folder)
-    more = (0.01, -0.01, 0.02, -0.005, 0.01)
-    groups: dict[str, list[Run]] = {}
-    for name, losses in {"mha": BASE, "gqa": np.array(BASE) + more}.items():
-        for seed, loss in enumerate(losses, start=1):
-            typed = [f"attn={name}", "++trainer.threads=1", *changes.get(name, ())]
-            run = Run(Path(f"outputs/a/{name}_{seed}"), name, seed, {"val/loss": loss}, {})
-            run = replace(run, overrides=typed, experiment_name=changes.get("experiment", "a"))
-            groups.setdefault(name, []).append(replace(run, max_seeds=changes.get("most", 50)))
-    return seed_commands(make_section(groups, "mha"))
-
-
-def test_the_command_for_more_seeds_is_what_was_typed_with_seeds_up_to_the_most(
-    tmp_path, monkeypatch
-):
-    ask = partial(seeds_asked, monkeypatch, tmp_path)
-    start = "more seeds: gptattn-train -m "
-    assert ask() == [f"{start}attn=mha,gqa 'seed=range(1,51)'"]
-    assert ask(most=49) == []
-    assert ask(experiment="b") == []  # the runs lie elsewhere
-    own = {"mha": ["batch_size=4"], "gqa": ["part=[gate]", "batch_size=4"]}
-    variants = '\'hydra.sweeper.variants=["attn=mha", "attn=gqa part=[gate]"]\''
-    assert ask(**own) == [f"{start}{variants} 'seed=range(1,51)' batch_size=4"]
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(50, "50 seeds would show it, as with seed=range(1,51)"), (49, "small for 49 seeds")],
+)
+def test_more_seeds_are_asked_for_up_to_the_most(most, said):
+    more = (0.01, -0.01, 0.02, -0.005, 0.01)  # needs 50 (`SAID`)
+    groups = {
+        name: [
+            Run(Path(f"{name}{seed}"), name, seed, {"val/loss": loss}, {}, max_seeds=most)
+            for seed, loss in enumerate(losses, start=1)
+        ]
+        for name, losses in {"mha": BASE, "gqa": np.array(BASE) + more}.items()
+    }
+    assert said in section_words(make_section(groups, "mha"))[0]
 
 
 def test_columns_that_do_not_fit_are_named(capsys):
