@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 
@@ -39,8 +38,8 @@ from gptattn.settings.messages import explain_hydra_error, name_typed
 FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--info",
+    "-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i",
 )  # fmt: skip
-SHORT = ("-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i")
 # Asked before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
 
@@ -62,12 +61,10 @@ def end(task: Callable[[], Any]) -> NoReturn:
     settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
     for i, argument in enumerate(arguments):
         name, mistake = argument.partition("=")[0], None
-        if name.startswith("-") and not any(flag.startswith(name) for flag in (*FLAGS, *SHORT)):
-            near = get_close_matches(name, FLAGS, 1, 0.75)
-            after = [a for a in arguments[i + 1 : i + 2] if a[:1] != "-" and "=" not in a]
-            value = argument.partition("=")[2] or (after or ["VALUE"])[0]
-            how = f"write {name.lstrip('-').replace('-', '_')}={value}"
-            how = f"did you mean {near[0]}?" if near else how
+        if name.startswith("-") and not any(flag.startswith(name) for flag in FLAGS):
+            given = [argument.partition("=")[2], *arguments[i + 1 : i + 2]]
+            value = next((one for one in given if one and "=" not in one), "VALUE")
+            how = f"write {name.lstrip('-').replace('-', '_')}={value}, or see --help"
             mistake = "command line", f"{name} is not a flag; {how}"
         elif argument.startswith("-") and settings and settings[0] < i < settings[-1]:
             mistake = "command line", f"{argument} must come before the settings"

@@ -38,12 +38,10 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     if isinstance(error, OmegaConfBaseException):
         return explain_omegaconf_error(error, conf)
     if isinstance(error, MissingConfigException):
-        missing = error.missing_cfg_file or ""
-        *groups, choice = missing.split("/", 1 + missing.startswith("hydra/"))
-        group = "/".join(groups)
+        file = error.missing_cfg_file or ""
+        group, choice = re.findall(r"^(?:((?:hydra/)?\w+)/)?(.*)", file)[0]
         if group == "data" and re.search("[./]", choice):
-            hub = re.fullmatch(r"[\w-]+/[\w-]+", choice) and not Path(choice).exists()
-            how = f"data=hf data.name={choice}" if hub else f"data=text data.path={choice}"
+            how = f"data=text data.path={choice}, or data=hf data.name=OWNER/NAME"
             return ConfigError(group, f"takes one of its names; write {how}")
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")

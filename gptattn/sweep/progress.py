@@ -1,22 +1,19 @@
 """What a sweep prints: its plan, and how its runs have ended. `plan.py` decides what is done."""
 
-import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gptattn import command
 from gptattn.errors import UserError
 from gptattn.machine.console import format_duration
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import TRAIN_LOSS
+from gptattn.runs.rows import read_metrics
 from gptattn.sweep.plan import Found
 
 STALE_NAMES = 3  # run names in one line
-LAST_BYTES = 10_000  # of a run's rows, those that count
 
 
 def print_plan(home: Path, runs: int, over: int, found: Found) -> None:
@@ -43,17 +40,13 @@ def print_refused(refused: Mapping[str, UserError]) -> None:
 
 def describe_running(folder: Path, seconds: float) -> str:
     """Return a line with the step, loss and time left of a run that was started `seconds` ago."""
-    row: dict[str, Any] = {}
-    try:
-        with RunFolder(folder).rows_file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            for line in file.read().split(b"\n")[:-1]:
-                row |= json.loads(line) if line.startswith(b"{") else {}
-        loss, done, took = row[TRAIN_LOSS], row["progress/budget"], row["progress/seconds"]
-        left = format_duration(took * (1 - done) / done)
-        return f"{folder.name}  step {row['step']}  loss {loss:.3f}  {done:.0%}  {left} left"
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError):
+    rows = read_metrics(RunFolder(folder))[0]
+    last = dict(zip(rows["metric"], rows["value"], strict=True))
+    if not (done := last.get("progress/budget")) or TRAIN_LOSS not in last:
         return f"{folder.name}  {format_duration(seconds)}, no step yet"
+    left = format_duration(last["progress/seconds"] * (1 - done) / done)
+    step = rows["step"].iloc[-1]
+    return f"{folder.name}  step {step}  loss {last[TRAIN_LOSS]:.3f}  {done:.0%}  {left} left"
 
 
 def describe_end(folder: Path, seconds: float) -> str:

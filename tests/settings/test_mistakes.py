@@ -28,7 +28,7 @@ TYPED = {
     "attn=mha,gqa": ("attn", "add -m$"),
     "data=/a/b.txt": ("data", "data=text data.path=/a/b.txt"),
     "data=my.txt": ("data", "data=text data.path=my.txt"),
-    "data=owner/name": ("data", "data=hf data.name=owner/name"),
+    "data=owner/name": ("data", "data=hf data.name=OWNER/NAME"),
     "attn=./mine.py": ("attn", "mine.py"),
     "+attn=mha": ("attn", "without the"),
     # Keys
