@@ -63,10 +63,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def print(self, console: Console) -> None:
-        """Print it and its words.
-
-        Columns in DISPENSABLE are dropped until the rest fits, and named below.
-        """
+        """Print it and its words; DISPENSABLE columns that do not fit are left out, and named."""
         columns = list(zip(*self.cells, strict=True))
         for heading in DISPENSABLE:
             if _total_width(columns) <= console.width:
@@ -167,11 +164,8 @@ def difference_cells(d: Difference | None) -> list[str]:
     if d.interval is None or d.p is None:
         return [verdicts.signed(d.mean), MISSING, MISSING]
     interval = f"{verdicts.signed(d.interval[0])} to {verdicts.signed(d.interval[1])}"
-    return [
-        verdicts.signed(d.mean),
-        interval,
-        verdicts.p_value(d.p).removeprefix("p ").removeprefix("= "),
-    ]
+    p = verdicts.p_value(d.p).removeprefix("p ").removeprefix("= ")
+    return [verdicts.signed(d.mean), interval, p]
 
 
 def section_table(section: Section, title: str = "") -> Table:

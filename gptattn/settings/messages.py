@@ -19,9 +19,7 @@ REMOVED = "cannot be removed; give it a value instead"
 SAYINGS = {
     r"Could not delete '([^']+)'": REMOVED,
     r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
-    r"Ambiguous value for argument '((?:part|pattern|logger|\w+_targets)\b[^=]*)=([^']*)'": (
-        "{1} gives several values; write {0}=[{1}] for a list, or add -m to run each"
-    ),
+    r"Ambiguous value for argument '(pattern|part)=([^']*)'": "write {0}=[{1}], or add -m for each",
     r"Ambiguous value for argument '([^=]+)=([^']*)'": "{1} gives several values; add -m",
     r"Multiple values for ([\w/]+)\.": "takes one choice; write {0}=... without the +",
     r"([\w/]+) appears more than once": "takes one choice; write {0}=... without the +",
