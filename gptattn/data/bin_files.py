@@ -31,19 +31,12 @@ from gptattn.machine.read_progress import show_progress
 MAGIC = (20240520).to_bytes(4, "little")
 HEADER = 512  # ids that a shard's header takes the room of
 OTHERS = {  # how a file of another format begins -> what it is
-    b"\x93NUMPY": "a NumPy file",
-    (20240801).to_bytes(4, "little"): "an llm.c shard of 32-bit ids",
-    b"PAR1": "Parquet (data=hf)",
-    b"ARROW1": "Arrow (data=hf)",
-    b"PK\x03\x04": "a zip file, perhaps of torch.save",
-    b"\x1f\x8b\x08": "gzip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x89HDF": "HDF5",
-    b"GGUF": "GGUF",
-    b"\x80\x04\x95": "a pickle",
-    b"%PDF": "PDF",
+    rb"\x93NUMPY": "a NumPy file",
+    re.escape((20240801).to_bytes(4, "little")): "an llm.c shard of 32-bit ids",
+    rb".{4}\0{4}\{": "safetensors",  # after the length of its header
+    rb"PAR1": "Parquet (data=hf)",
+    rb"PK\x03\x04": "a zip file, perhaps of torch.save",
+    rb"\x1f\x8b": "gzip",
 }
 HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interval_train_1
 
@@ -143,14 +136,10 @@ def read_ids(path: Path, field: str) -> Ids:
 
 def name_format(head: bytes) -> str | None:
     """Return what a file that begins so is, if it cannot be plain ids."""
-    if head[4:9] == b"\0\0\0\0{":  # after the length of its header
-        return "safetensors"
     # Ids of 16 bits have a zero byte soon, or bytes that UTF-8 has not.
-    text = head.decode(errors="ignore")
-    whole = len(head) - len(text.encode()) < 4  # but for a character that is cut at the end
-    if whole and re.fullmatch(r"[\t-\r\x20-\U0010ffff]+", text):
+    if b"\0" not in head and len(head) - len(head.decode(errors="ignore").encode()) < 4:
         return "text (data=text, or data=hf for JSON)"
-    return next((what for magic, what in OTHERS.items() if head.startswith(magic)), None)
+    return next((what for magic, what in OTHERS.items() if re.match(magic, head, re.DOTALL)), None)
 
 
 def choose_tokenizer(choice: str, root: Path) -> str:

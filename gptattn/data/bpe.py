@@ -3,9 +3,8 @@
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import FOLDER, MAX_VOCABULARY, Ids, Piece, Tokenizer, utf8
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.long_call import call_aside
+from gptattn.machine.ending import end_at_once
 
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -28,9 +27,8 @@ PIECE_CHARS = 2**14  # encoded at a time, roughly
 SAFE_CUT = re.compile(r"\S(?=[ \n])")
 MIN_VOCABULARY = 257  # the bytes and the end of text
 MIN_COUNT = 2  # of a pair: one occurrence is no pattern
-# The longest word to learn from, in characters: the library's time is quadratic in a word's length.
+# The longest word to learn from, in bytes: the library's time is quadratic in a word's length.
 MAX_WORD = 1000
-LONG_RUN = re.compile(rf"(?<!\S)\S{{{MAX_WORD + 1},}}|(?<!\s)\s{{{MAX_WORD + 1},}}")
 
 
 class ByteLevelBPE(Tokenizer):
@@ -38,7 +36,7 @@ class ByteLevelBPE(Tokenizer):
 
     It is read from `path`: a folder with a tokenizer.json, a run folder, or `hf:owner/name`.
     Without `path`, `vocab_size` ids are learned from the training part of the text: the bytes, the
-    commonest pairs within words, and the end of text. Words are cut after MAX_WORD characters.
+    commonest pairs within words, and the end of text. Words are cut after MAX_WORD bytes.
 
     `encode` treats special tokens as ordinary text: `<|endoftext|>` in a text becomes the ids of
     its characters, so that a text cannot smuggle in the special id.
@@ -133,6 +131,9 @@ class ByteLevelBPE(Tokenizer):
         if self.ready:
             return
         library = _make_library(models.BPE())
+        split = library.pre_tokenizer
+        short = pre_tokenizers.FixedLength(MAX_WORD)
+        library.pre_tokenizer = pre_tokenizers.Sequence([split, short])
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocab_size - 1,
             min_frequency=MIN_COUNT,
@@ -140,9 +141,10 @@ class ByteLevelBPE(Tokenizer):
             show_progress=False,
         )
         train = (piece.text for piece in pieces if piece.side == "train")
-        words = chain.from_iterable(map(bound_words, train))
-        what = f"data: learning {self.vocab_size:,} tokens"
-        call_aside(what, lambda words: library.train_from_iterator(words, trainer), words)
+        print(f"data: learning {self.vocab_size:,} tokens", file=sys.stderr)
+        with end_at_once():  # it may take minutes, and handles no signals
+            library.train_from_iterator(train, trainer)
+        library.pre_tokenizer = split
         library.add_special_tokens([END_OF_TEXT])
         if (found := library.get_vocab_size()) < self.vocab_size:
             raise ConfigError(
@@ -163,8 +165,7 @@ class ByteLevelBPE(Tokenizer):
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-        encode = partial(self._library.encode_batch_fast, add_special_tokens=False)
-        encoded = call_aside("data: encoding", lambda texts: encode([*texts]), texts)
+        encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(piece.ids, dtype=np.uint16) for piece in encoded]
 
     def cut(self, texts: Iterable[str]) -> Iterator[str]:
@@ -213,19 +214,6 @@ class ByteLevelBPE(Tokenizer):
             FILE: whole.to_str() + "\n",
             "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
         }
-
-
-def bound_words(text: str) -> Iterator[str]:
-    """Yield the text in pieces, cut only within a run without a change to or from whitespace.
-
-    A word of GPT-2's pattern then has at most MAX_WORD + 1 characters; it may begin with a space.
-    """
-    start = 0
-    for run in LONG_RUN.finditer(text):
-        for cut in range(run.start() + MAX_WORD, run.end(), MAX_WORD):
-            yield text[start:cut]
-            start = cut
-    yield text[start:]
 
 
 def find_file(folder: Path) -> Path | None:

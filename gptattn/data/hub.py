@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gptattn.data.text import ADVICE, ENCODING, TextSource, find_sides
+from gptattn.data.text import ENCODING, TextSource, find_sides
 from gptattn.data.tokenizer import Piece, utf8
 from gptattn.data.tokens import stamp_file
 from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
@@ -151,20 +151,16 @@ class Rows(TextSource):
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
         own = self._files and asked["path"] == "json"
         rows = read_json(Path(where)) if own else self._read_tables(where, asked)
-        for number, row in enumerate(rows, 1):
-            if row is BLANK:
-                continue
-            if not isinstance(row, dict) or self._text_field not in row:
-                has = f", only {', '.join(row)}" if isinstance(row, dict) else ""
-                what = f"{where}: row {number} has no field {self._text_field!r}{has}"
-                raise DataError("data.text_field", what)
-            text = row[self._text_field]
+        for number, row in rows:
+            fields = row if isinstance(row, dict) else {}
+            text = fields.get(self._text_field)
             if not isinstance(text, str):
-                what = f"{where}: row {number}: {self._text_field!r} is {text!r:.40}, not text"
-                raise DataError("data.text_field", f"{what}; leave such rows out")
+                what = f"{where}: row {number} has {text!r:.40} as {self._text_field!r}, not a text"
+                raise DataError("data.text_field", f"{what}; its fields: {', '.join(fields)}")
             yield text
 
-    def _read_tables(self, where: str, asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _read_tables(self, where: str, asked: dict[str, Any]) -> Iterator[tuple[int, Any]]:
+        first = 1
         with _import_datasets(where) as datasets:
             if not self._files:
                 config = datasets.load_dataset_builder(**self._dataset).config
@@ -173,15 +169,13 @@ class Rows(TextSource):
             rows = datasets.load_dataset(**asked, streaming=self._streaming)
             for table in rows.with_format("arrow").iter(BATCH_ROWS):
                 field = [name for name in table.column_names if name == self._text_field]
-                # Without the text, the names are what a message says.
-                yield from table.select(field or table.column_names).to_pylist()
+                # Without the text, a message says what is there.
+                yield from enumerate(table.select(field or table.column_names).to_pylist(), first)
+                first += len(table)
 
 
-BLANK = object()  # a line without a row
-
-
-def read_json(file: Path) -> Iterator[Any]:
-    """Yield the rows of a JSON array, or of JSON Lines, where an empty line is BLANK.
+def read_json(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a JSON array and their numbers, or of JSON Lines and those of the lines.
 
     Types are not inferred from other rows. Raises DataError, naming the row, for what is not JSON.
     """
@@ -190,13 +184,11 @@ def read_json(file: Path) -> Iterator[Any]:
         with file.open(encoding=ENCODING) as lines:
             first = lines.readline()
             if first.lstrip().startswith("["):
-                yield from json.loads(first + lines.read())
+                yield from enumerate(json.loads(first + lines.read()), 1)
                 return
-            for line in chain([first], lines):
-                number += 1
-                yield json.loads(line) if line.strip() else BLANK
-    except UnicodeDecodeError:
-        raise DataError("data", f"{file} is not UTF-8{ADVICE}") from None
+            for number, line in enumerate(chain([first], lines), 1):
+                if line.strip():
+                    yield number, json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError("data", f"{file}: row {number} is not JSON ({error})") from None
 

@@ -36,7 +36,7 @@ HELD_OUT = 1 / 20  # of the files; some 600 kB
 ENCODING = "utf-8-sig"  # UTF-8, perhaps after a byte order mark
 PIECE = 2**16  # characters read at a time
 BATCH = 64  # pieces encoded at a time, on all cores if the tokenizer can
-ADVICE = "; convert it, with iconv for example, or choose other files with data.pattern"
+ADVICE = "; convert it, with iconv for example, or choose other files, as data.pattern='**/*.txt'"
 
 
 class TextSource(TokenSource):
@@ -115,20 +115,12 @@ def read_document(document: Document) -> Iterator[str]:
         with document.open(encoding=ENCODING) as file:
             while piece := file.read(PIECE):
                 if "\0" in piece:
-                    raise DataError("data", f"{document} is binary{ADVICE}{_example(document)}")
+                    raise DataError("data", f"{document} is binary{ADVICE}")
                 yield piece
     except UnicodeDecodeError:
-        what = f"{document} is not UTF-8{ADVICE}{_example(document)}"
-        raise DataError("data", what) from None
+        raise DataError("data", f"{document} is not UTF-8{ADVICE}") from None
     except OSError as error:
         raise DataError("data", f"{document} cannot be read ({error.strerror})") from None
-
-
-def _example(file: Path) -> str:
-    """Return the end of ADVICE: a pattern of the texts beside a file, if they have a suffix."""
-    kinds = [one.suffix for one in file.parent.iterdir() if one.suffix not in ("", file.suffix)]
-    kind = max((one for one in kinds if one != file.suffix), key=kinds.count, default="")
-    return f", as data.pattern='**/*{kind}'" if kind else ""
 
 
 def _stamp(document: Document) -> str:

@@ -13,6 +13,7 @@ says how many are done and exits as a run does. The same command skips those, re
 have a checkpoint, and starts the others (`sweep/loop.py`, `sweep/plan.py`).
 """
 
+import contextlib
 import errno
 import os
 import re
@@ -20,8 +21,9 @@ import signal
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import current_thread, main_thread
 
 import gptattn
 from gptattn.errors import (
@@ -49,6 +51,18 @@ def handled_signals() -> list[signal.Signals]:
     with SIGINT ignored.
     """
     return [n for n in WORDS if n.name != "SIGHUP" or signal.getsignal(n) is not signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def end_at_once() -> Iterator[None]:
+    """Let a signal end the process at once, during a library's call that lets no handler run."""
+    ours = handled_signals() if current_thread() is main_thread() else []
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in ours}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def write_stderr(line: str) -> None:

@@ -1,9 +1,8 @@
-"""Progress of what is slow, on stderr."""
+"""Progress for slow reads, on stderr."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tqdm import tqdm
 
@@ -15,17 +14,13 @@ tqdm.monitor_interval = 0  # without its thread, which redraws bars while nothin
 @contextlib.contextmanager
 def show_progress(what: str, size: int) -> Iterator[Callable[[int], object]]:
     """Yield a function to call with the bytes just read, of `size` in all; 0: unknown."""
-    with _show(desc=what, total=size or None, unit="B", unit_scale=True) as bar:
+    with tqdm(
+        desc=what,
+        total=size or None,
+        unit="B",
+        unit_scale=True,
+        delay=QUIET_SECONDS,
+        mininterval=0.2 if sys.stderr.isatty() else LOG_SECONDS,
+        leave=False,
+    ) as bar:
         yield bar.update
-
-
-@contextlib.contextmanager
-def show_seconds(what: str) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with 0 now and then, which shows the seconds since."""
-    with _show(desc=what, bar_format="{desc} [{elapsed}]") as bar:
-        yield bar.update
-
-
-def _show(**how: Any) -> tqdm:
-    every = 0.2 if sys.stderr.isatty() else LOG_SECONDS
-    return tqdm(**how, delay=QUIET_SECONDS, mininterval=every, leave=False)

@@ -22,11 +22,8 @@ PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
 GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
 FONT = "DejaVu Sans"  # comes with matplotlib, so pictures look the same everywhere
-OTHER_FONTS = (  # for what it lacks, such as Chinese, where they are installed
-    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei"),
-    *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic"),
-    "Arial Unicode MS",
-)
+# For what it lacks, such as Chinese, where one is installed: on Linux, Windows, macOS.
+OTHER_FONTS = ("Noto Sans CJK JP", "WenQuanYi Zen Hei", "Microsoft YaHei", "Arial Unicode MS")
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8}
 
 

@@ -28,7 +28,6 @@ from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_p
 from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import forget_launchers, is_first
 from gptattn.model.cost import estimate_training_bytes
-from gptattn.model.gpt import GPT
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
@@ -246,24 +245,14 @@ def _print_outline(ready: Ready, console: Console) -> None:
             f"model={model} {has}; GPT-2's 50,257: tokenizer=gpt2 or model.vocab_size=50257"
         )
     table = make_table(f"{cfg.variant}: costs", ready.costs())
-    if heads := describe_kv_heads(ready.model):
-        table.add_row("key/value heads", heads)
+    layers = [layer.attention for layer in ready.model.layers()]
+    softmax = [one for one in layers if isinstance(one, SoftmaxAttention)]
+    if heads := dict.fromkeys(f"{one.num_kv_heads} of {one.num_heads}" for one in softmax):
+        table.add_row("key/value heads", ", ".join(heads))
     console.print(table)
     tokens = cfg.batch_size * cfg.model.context_length // cfg.accumulate // cfg.trainer.processes
     memory = estimate_training_bytes(ready.model, tokens, DTYPES[cfg.trainer.precision])
     console.print(f"training takes at least {memory / 1e6:,.0f} MB of memory")
-
-
-def describe_kv_heads(model: GPT) -> str:
-    """Return how many key/value heads the layers have, `2 of 12`; of layers that differ, each."""
-    attentions = [layer.attention for layer in model.layers()]
-    kinds = [
-        f"{one.num_kv_heads} of {one.num_heads}" if isinstance(one, SoftmaxAttention) else "none"
-        for one in attentions
-    ]
-    if {*kinds} == {"none"}:
-        return ""
-    return kinds[0] if len({*kinds}) == 1 else ", ".join(kinds)
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":

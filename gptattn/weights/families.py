@@ -72,7 +72,6 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
     return [f"{name}={str(value).lower()}" for name, value in values.items()]
 
 
-PLAIN = {"quantization_config": None}
 # Positions that are neither stretched nor partial; `type` is the older key.
 UNCHANGED_ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 ROTARY = (*UNCHANGED_ROTARY, "rope_theta")  # the keys of a group of rotary settings that count
@@ -84,10 +83,6 @@ def _evaluate(table: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, An
 
 def _even_head_dim(node: Mapping[str, Any]) -> int:
     return node["hidden_size"] // node["num_attention_heads"]
-
-
-def _full_attention(node: Mapping[str, Any]) -> list[str]:
-    return ["full_attention"] * node["num_hidden_layers"]
 
 
 def _every_fourth_layer_unplaced(node: Mapping[str, Any]) -> list[int]:
@@ -142,7 +137,7 @@ GPT2 = Family(
     },
     prefix="transformer.",
     skipped=(".attn.bias", ".attn.masked_bias"),  # causal masks in old files
-    required=PLAIN | {"add_cross_attention": False},
+    required={"add_cross_attention": False, "quantization_config": None},
     transposed=("h.",),
 )
 
@@ -199,7 +194,12 @@ LLAMA = Family(
     },
     prefix="model.",
     skipped=(".rotary_emb.inv_freq",),  # tables in old files
-    required=PLAIN | UNCHANGED_ROTARY | {"head_dim": _even_head_dim},
+    required=UNCHANGED_ROTARY
+    | {
+        "quantization_config": None,
+        "layer_types": lambda node: ["full_attention"] * node["num_hidden_layers"],
+        "head_dim": _even_head_dim,
+    },
 )
 
 # Qwen 2 and 2.5: Llama with biases of queries, keys and values.
@@ -213,7 +213,6 @@ QWEN2 = replace(
         "hidden_act": ("silu",),
         "use_sliding_window": (False,),
     },
-    required=LLAMA.required | {"layer_types": _full_attention},
 )
 
 # Qwen 3: a norm on each head's queries and keys, and heads of their own size.
@@ -226,7 +225,7 @@ QWEN3 = replace(
     settings=LLAMA.settings | {"attn.head_dim": "head_dim", "part.qk_norm.eps": "rms_norm_eps"},
     defaults=LLAMA.defaults | {"head_dim": _even_head_dim},
     accepted=LLAMA.accepted | {"use_sliding_window": (False,)},
-    required=PLAIN | UNCHANGED_ROTARY | {"layer_types": _full_attention},
+    required={key: value for key, value in LLAMA.required.items() if key != "head_dim"},
     names=LLAMA.names
     | {
         "blocks.N.attention.parts.qk_norm.q_gain_D": "layers.N.self_attn.q_norm.weight",
@@ -243,11 +242,7 @@ SMOLLM3 = replace(
     defaults=LLAMA.defaults | {"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
     accepted=LLAMA.accepted | {"use_sliding_window": (False,)},
     required=LLAMA.required
-    | {
-        "layer_types": _full_attention,
-        "no_rope_layers": _every_fourth_layer_unplaced,
-        "no_rope_layer_interval": 4,
-    },
+    | {"no_rope_layers": _every_fourth_layer_unplaced, "no_rope_layer_interval": 4},
 )
 
 FAMILIES = {family.name: family for family in (GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3)}
