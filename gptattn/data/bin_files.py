@@ -37,6 +37,7 @@ OTHERS = {  # how a file of another format begins -> what it is
     rb"PAR1": "Parquet (data=hf)",
     rb"PK\x03\x04": "a zip file, perhaps of torch.save",
     rb"\x1f\x8b": "gzip",
+    rb"([\t-\r -~]|[\xc2-\xf4][\x80-\xbf]{1,3}){64}": "text (data=text, or data=hf for JSON)",
 }
 HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interval_train_1
 
@@ -120,10 +121,11 @@ def read_ids(path: Path, field: str) -> Ids:
     """
     try:
         with path.open("rb") as file:
-            what = name_format(file.read(1024))
-        if what:
-            needed = "give 16-bit ids, as numpy's ids.astype('uint16').tofile(FILE) writes them"
-            raise DataError(field, f"{path} is {what}, not ids of 16 bits; {needed}")
+            head = file.read(256)
+        for start, what in OTHERS.items():
+            if re.match(start, head, re.DOTALL):
+                needed = "give 16-bit ids, as numpy's ids.astype('uint16').tofile(FILE) writes them"
+                raise DataError(field, f"{path} is {what}, not ids of 16 bits; {needed}")
         ids = map_ids(path)
     except (OSError, ValueError) as error:  # an odd number of bytes
         raise DataError(field, f"{path} holds no 16-bit ids ({error})") from None
@@ -132,14 +134,6 @@ def read_ids(path: Path, field: str) -> Ids:
     if len(ids) - HEADER != int.from_bytes(ids[4:6].tobytes(), "little"):
         raise DataError(field, f"{path} is a shard that is not whole; make it again")
     return ids[HEADER:]
-
-
-def name_format(head: bytes) -> str | None:
-    """Return what a file that begins so is, if it cannot be plain ids."""
-    # Ids of 16 bits have a zero byte soon, or bytes that UTF-8 has not.
-    if b"\0" not in head and len(head) - len(head.decode(errors="ignore").encode()) < 4:
-        return "text (data=text, or data=hf for JSON)"
-    return next((what for magic, what in OTHERS.items() if re.match(magic, head, re.DOTALL)), None)
 
 
 def choose_tokenizer(choice: str, root: Path) -> str:

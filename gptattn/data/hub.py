@@ -150,7 +150,7 @@ class Rows(TextSource):
 
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
         own = self._files and asked["path"] == "json"
-        rows = read_json(Path(where)) if own else self._read_tables(where, asked)
+        rows = read_json(Path(where)) if own else enumerate(self._read_tables(where, asked), 1)
         for number, row in rows:
             fields = row if isinstance(row, dict) else {}
             text = fields.get(self._text_field)
@@ -159,8 +159,7 @@ class Rows(TextSource):
                 raise DataError("data.text_field", f"{what}; its fields: {', '.join(fields)}")
             yield text
 
-    def _read_tables(self, where: str, asked: dict[str, Any]) -> Iterator[tuple[int, Any]]:
-        first = 1
+    def _read_tables(self, where: str, asked: dict[str, Any]) -> Iterator[Any]:
         with _import_datasets(where) as datasets:
             if not self._files:
                 config = datasets.load_dataset_builder(**self._dataset).config
@@ -170,8 +169,7 @@ class Rows(TextSource):
             for table in rows.with_format("arrow").iter(BATCH_ROWS):
                 field = [name for name in table.column_names if name == self._text_field]
                 # Without the text, a message says what is there.
-                yield from enumerate(table.select(field or table.column_names).to_pylist(), first)
-                first += len(table)
+                yield from table.select(field or table.column_names).to_pylist()
 
 
 def read_json(file: Path) -> Iterator[tuple[int, Any]]:

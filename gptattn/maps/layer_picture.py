@@ -21,9 +21,9 @@ MIN, MAX = 2.3, 5.2  # limits of a panel's side in inches
 PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
 GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
-FONT = "DejaVu Sans"  # comes with matplotlib, so pictures look the same everywhere
-# For what it lacks, such as Chinese, where one is installed: on Linux, Windows, macOS.
-OTHER_FONTS = ("Noto Sans CJK JP", "WenQuanYi Zen Hei", "Microsoft YaHei", "Arial Unicode MS")
+# The first comes with matplotlib, so pictures look the same everywhere; the others are for what it
+# lacks, such as Chinese, where they are installed.
+FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Microsoft YaHei", "Arial Unicode MS")
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8}
 
 
@@ -46,7 +46,7 @@ def draw_layer(
     if every > 1:
         names = [f"{i} {name}" for i, name in zip(shown, names, strict=True)]
     seen_HTS = np.where(np.tri(T, dtype=bool), w_HTS, np.nan)
-    with rc_context({**STYLE, "font.family": list_fonts()}):
+    with rc_context({**STYLE, "font.family": [*load_fonts()]}):
         figure = Figure(figsize=(width, height))
         figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
         norm = PowerNorm(0.5, 0, 1)
@@ -73,17 +73,14 @@ def draw_layer(
 
 
 @cache
-def list_fonts() -> list[str]:
-    """Return the names of the fonts to look for a character in, in this order."""
-    return [FONT, *(name for name in OTHER_FONTS if name in font_manager.get_font_names())]
+def load_fonts() -> dict[str, Any]:
+    """Return those of FONTS that are installed, by name."""
+    names = [name for name in FONTS if name in font_manager.get_font_names()]
+    return {name: font_manager.get_font(font_manager.findfont(name)) for name in names}
 
 
 def _spell_missing(text: str) -> str:
     """Return the text, with the code points of characters that the fonts lack in their place."""
-    return "".join(c if _has_glyph(c) else name_code_point(c) for c in text)
-
-
-@cache
-def _has_glyph(character: str) -> bool:
-    fonts = [font_manager.get_font(font_manager.findfont(name)) for name in list_fonts()]
-    return any(font.get_char_index(ord(character)) for font in fonts)
+    fonts = load_fonts().values()
+    drawn = {c for c in text if any(font.get_char_index(ord(c)) for font in fonts)}
+    return "".join(c if c in drawn else name_code_point(c) for c in text)

@@ -74,7 +74,7 @@ def test_each_form_gives_its_ids(form, tmp_path, monkeypatch):
         (save({"ids": torch.arange(9)}), "safetensors"),
         (gzip.compress(IDS.tobytes()), "gzip"),
         ("naïve 日本 text\n".encode() * 99, "data=text"),
-        (b'[{"ids": [1, 2]}]\n', "data=text"),
+        (b'[{"ids": [1, 2]}]\n' * 9, "data=text"),
     ],
     ids=["odd", "cut", "npy", "safetensors", "gzip", "text", "json"],
 )

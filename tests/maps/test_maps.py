@@ -68,15 +68,13 @@ def test_any_text_can_stand_in_a_picture():
 
 def test_a_character_is_drawn_by_any_font_that_has_it_and_else_named(monkeypatch):
     # It comes with matplotlib, and has this character, which DejaVu Sans lacks.
-    monkeypatch.setattr(figure, "OTHER_FONTS", ("not installed", "STIXSizeOneSym"))
-    figure.list_fonts.cache_clear()
-    figure._has_glyph.cache_clear()
+    monkeypatch.setattr(figure, "FONTS", ("DejaVu Sans", "not installed", "STIXSizeOneSym"))
+    figure.load_fonts.cache_clear()
     labels = ["\u23b0", "中", "a"]
     drawn = draw_layer(causal(1, 3), labels, ["h"], "t")
     assert drawn != draw_layer(causal(1, 3), ["U+23B0", *labels[1:]], ["h"], "t")
     assert drawn == draw_layer(causal(1, 3), ["\u23b0", "U+4E2D", "a"], ["h"], "t")
-    figure.list_fonts.cache_clear()
-    figure._has_glyph.cache_clear()
+    figure.load_fonts.cache_clear()
 
 
 def page(w_LHTS: np.ndarray, labels: list[str]) -> str:
