@@ -7,7 +7,7 @@ Gradients are held against finite differences, and the run's device against the 
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -32,11 +32,10 @@ WIDTH = 64  # about that of the copies that are checked
 TOKENS = 70  # beyond a chunk of 64
 SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
 # Of the largest output, by the type of the least exact step: beyond rounding, below any leak.
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.06, torch.float16: 0.01}
 SCALES = (1.0, 30.0, 1 / 30)  # of the changed tokens: the usual ones rarely move a maximum
-# What rounding explains, relative to the norm on a CPU: thrice that of any mechanism of the menu.
-DEVIATION = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.01}
-FLIPS = 0.4  # the same where it flips the choices of a few tokens, as the top-k of dsa
+FLIPS = 0.4  # of the norm, where rounding flips the choices of a few tokens, as the top-k of dsa
+OUTPUT = "the output"
 CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
 
 
@@ -74,15 +73,14 @@ class Stack:
         without = "checks=false trains it as it is, not comparable"
         return BrokenLayer(self.field, f"{self.title} {what}; {without}")
 
+    def draw_x(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Draw x [2, T, d_in], of no more tokens than the last layer takes."""
+        last = self.layers[-1]
+        return torch.randn(2, min(TOKENS, last.context_length), last.d_in, dtype=dtype)
 
-class CannotRun(Exception):
-    """A layer raised an error on `x`, which is the cause of this one."""
 
-    def __init__(self, layer: Attention, x: Tensor, cached: int | None) -> None:
-        super().__init__(type(layer).__name__)
-        shape = f"x {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-        self.layer, self.x = layer, x
-        self.given = shape if cached is None else f"{shape} after {cached} cached tokens"
+class WrongOutput(BrokenLayer):
+    """A layer's output has another shape or type than its x asks for."""
 
 
 class LeastExact(TorchDispatchMode):
@@ -134,31 +132,28 @@ def check_layers(cfg: TrainConfig) -> list[str]:
                         notes |= dict.fromkeys(check_stack(stack, dtype))
                         passed.add(number)
                 break
-            except CannotRun as error:
-                if i + 1 == len(attempts):
-                    raise explain(error) from error.__cause__
+            except Exception as error:  # it may take other sizes, or another type
+                if type(error) is BrokenLayer or i + 1 == len(attempts):
+                    raise
     _notes[key] = list(notes)
     return _notes[key]
 
 
-def draw_layers(cfg: TrainConfig) -> list[Attention]:
-    """Build the attention of each layer, with weights that all matter, always the same."""
-    torch.manual_seed(0)
-    encodings, provided, layers = {}, {}, []
-    for layer in range(cfg.model.num_layers):
-        layers.append(build_layer(cfg, encodings, provided, layer))
-    draw_weights(layers)
-    return layers
-
-
 @torch.no_grad()
-def draw_weights(layers: Sequence[Attention]) -> None:
-    """Draw all weights so that each matters; what the constructor made constant becomes random."""
-    for layer in layers:
-        layer.initialise(layer.d_in**-0.5)
-        for parameter in layer.parameters():
+def draw_layers(cfg: TrainConfig, seed: int = 0) -> list[Attention]:
+    """Build the attention of each layer, with random weights where the constructor's are constant.
+
+    So each weight matters.
+    """
+    torch.manual_seed(seed)
+    encodings, provided, layers = {}, {}, []
+    for i in range(cfg.model.num_layers):
+        layers.append(build_layer(cfg, encodings, provided, i))
+        layers[i].initialise(layers[i].d_in ** -0.5)
+        for parameter in layers[i].parameters():
             if parameter.numel() and (parameter == parameter.flatten()[0]).all():
                 parameter.normal_(0.0, CONSTANT_STD)
+    return layers
 
 
 def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack]:
@@ -183,25 +178,21 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
 
 
 def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
-    """Check a stack on the CPU in this dtype; return notes. Raises ConfigError, or CannotRun."""
+    """Check a stack on the CPU in this dtype; return notes. Raises ConfigError, or as `run`."""
     last = stack.layers[-1]
     dtypes = {p.dtype for p in last.parameters() if p.is_floating_point()}
     dtypes -= {torch.get_default_dtype()}
     if dtypes:
         listed = ", ".join(sorted(map(str, dtypes)))
-        raise BrokenLayer(
-            stack.field,
-            f"{stack.title} builds weights of {listed}; leave their dtype out",
-        )
+        raise stack.fail(f"builds weights of {listed}; leave their dtype out")
     modules = nn.ModuleList(stack.layers).to(dtype)
-    T = min(TOKENS, last.context_length)
-    some = [cut for cut in SOME_CUTS if cut < T]
-    cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else some
-    changes = [*product(cuts, SCALES[:1]), *product(some, SCALES[1:])]
-    pair = torch.randn(2, T, last.d_in, dtype=dtype)
-    x = pair[:1].repeat(len(changes) + 1, 1, 1)
+    pair = stack.draw_x(dtype)
+    T = pair.shape[1]
+    cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else [cut for cut in SOME_CUTS if cut < T]
+    x = pair[:1].repeat(len(cuts) + 1, 1, 1)
     changed = x.clone()  # row 0 as it was, each other from a cut of its own on
-    for row, (cut, scale) in enumerate(changes, 1):
+    for row, cut in enumerate(cuts, 1):
+        scale = SCALES[row % len(SCALES)]
         changed[row, cut:] = scale * torch.randn(T - cut, last.d_in, dtype=dtype)
 
     notes = []
@@ -220,10 +211,9 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             again, reseeded = run(stack, pair), run(stack, pair, seed=1)
         drops = bool(differ(reseeded, y, near).any())
         if differ(again, y, near).any() or (drops and not training):
-            random = "with numbers of its own" if training else "without self.training"
             raise stack.fail(
-                f"gives another output for the same x {mode}: it keeps state between batches, "
-                f"or is random {random}; keep state in the cache alone"
+                f"gives another output for the same x {mode}: it keeps state between batches, or "
+                "is random without self.training and torch's seed; keep state in the cache alone"
             )
         with torch.no_grad():
             among = run(stack, changed)
@@ -237,8 +227,8 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
                 )
             early = [
                 (int(moved[row, :cut].nonzero()[0]), cut)
-                for row, (cut, scale) in enumerate(changes, 1)
-                if moved[row, :cut].any() and (scale == 1 or among[row].isfinite().all())
+                for row, cut in enumerate(cuts, 1)
+                if moved[row, :cut].any() and among[row].isfinite().all()  # no overflow
             ]
             if early:
                 output = min(early)[0]
@@ -268,68 +258,66 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
     Right is what finite differences along a random direction say, where outputs of this `tolerance`
     are exact enough and no module declares `stops_gradient`.
     """
-    last = stack.layers[-1]
-    pull = torch.randn(*x.shape[:2], last.d_out, dtype=x.dtype)
-    leaves = differentiate(stack, x, pull)
-    for name, leaf in leaves.items():
-        if leaf.grad is not None and not leaf.grad.isfinite().all():
+    leaves = list_leaves(stack, x)
+    grads = differentiate(stack, leaves)
+    for name, gradient in grads.items():
+        if not gradient.isfinite().all():
             raise stack.fail(f"has a gradient that is not finite, of {name}")
+    near = tolerance**0.5 * float(nn.utils.get_total_norm(grads.values()))
     along = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
 
-    def is_wrong(names: Sequence[str]) -> bool:
-        grads = [(leaves[name].grad, along[name]) for name in names]
-        found = [(gradient, way) for gradient, way in grads if gradient is not None]
-        slope = sum(float((gradient * way).sum()) for gradient, way in found)
-        size = sum(float(gradient.square().sum()) for gradient, _ in found) ** 0.5
-        for shrink in (1, 10, 100):  # a kink may lie between
-            step, values = tolerance**0.75 / shrink, []
-            for distance in (step, -2 * step, step):  # the last leads back
-                with torch.no_grad():
-                    for name in names:
-                        leaves[name].add_(along[name], alpha=distance)
-                values.append(float(measure(stack, leaves["x"], pull).detach()))
-            between = (values[0] - values[1]) / (2 * step)
-            if abs(between - slope) <= tolerance**0.5 * max(size, abs(between)):
-                return False
-        return True
+    @torch.no_grad()
+    def is_wrong(names: Collection[str], step: float) -> bool:
+        slope = sum(float((grads[name] * along[name]).sum()) for name in names)
+        values = []
+        for distance in (step, -2 * step, step):  # the last leads back
+            for name in names:
+                leaves[name].add_(along[name], alpha=distance)
+            values.append(float(measure(stack, leaves)))
+        return abs((values[0] - values[1]) / (2 * step) - slope) > near
 
-    exact = tolerance <= TOLERANCE[torch.float32]
-    if exact and not stack.stops_gradient and is_wrong([*leaves]):
-        wrong = ", ".join(name for name in leaves if is_wrong([name])) or "x and weights together"
+    exact = tolerance <= TOLERANCE[torch.float32] and not stack.stops_gradient
+    steps = (tolerance, tolerance / 10)  # a kink may lie between
+    if exact and all(is_wrong(leaves, step) for step in steps):
+        wrong = ", ".join(name for name in leaves if is_wrong([name], steps[0])) or "all together"
         raise stack.fail(
             f"has another gradient than finite differences, of {wrong}; correct its backward or "
             "detach(), or declare stops_gradient = True if it is so on purpose"
         )
-    named = {name: p for name, p in last.named_parameters() if p.requires_grad}
-    idle = ", ".join(name.removeprefix("module.") for name, p in named.items() if p.grad is None)
+    own = (name.removeprefix("module.") for name, _ in stack.layers[-1].named_parameters())
+    idle = ", ".join(name for name in own if name in grads and not grads[name].any())
     return [f"{stack.field}: {stack.title} does not use its {idle}"] if idle else []
 
 
-def measure(stack: Stack, x: Tensor, pull: Tensor) -> Tensor:
-    """Return the sum of the outputs for x, weighted by `pull`, and of the layers' own losses."""
-    own: dict[str, list[Tensor]] = {}
-    y = run(stack, x, losses=own)
-    return (y * pull).sum() + sum(one for losses in own.values() for one in losses)
-
-
-def differentiate(stack: Stack, x: Tensor, pull: Tensor) -> dict[str, Tensor]:
-    """Return a copy of x and the weights, by name, with the gradients of `measure`, if any."""
+def list_leaves(stack: Stack, x: Tensor) -> dict[str, Tensor]:
+    """Return what `measure` depends on, by name: the weights, x, and random weights of outputs."""
     modules, last = nn.ModuleList(stack.layers), f"{len(stack.layers) - 1}."
-    modules.zero_grad()
-    named = {n: p for n, p in modules.named_parameters() if p.requires_grad}
     leaves: dict[str, Tensor] = {
-        name.removeprefix(last).removeprefix("module."): p for name, p in named.items()
+        name.removeprefix(last).removeprefix("module."): parameter
+        for name, parameter in modules.named_parameters()
+        if parameter.requires_grad
     }
-    leaves["x"] = x.detach().clone().requires_grad_()
-    loss = measure(stack, leaves["x"], pull)
+    pull = torch.randn(*x.shape[:2], stack.layers[-1].d_out, dtype=x.dtype)
+    return {**leaves, "x": x.clone().requires_grad_(), OUTPUT: pull.requires_grad_()}
+
+
+def measure(stack: Stack, leaves: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of all outputs, weighted, and of the layers' own losses."""
+    own: dict[str, list[Tensor]] = {}
+    y = run(stack, leaves["x"], losses=own)
+    return (y * leaves[OUTPUT]).sum() + sum(one for losses in own.values() for one in losses)
+
+
+def differentiate(stack: Stack, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of `measure`, by name; that of the outputs' weights is the output."""
+    loss = measure(stack, leaves)
     try:
-        if loss.requires_grad:  # it may use neither x nor weights
-            loss.backward()
+        grads = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
     except RuntimeError as error:
         raise stack.fail(
             f"cannot be trained: backward raises {type(error).__name__}: {error}"
         ) from error
-    return leaves
+    return dict(zip(leaves, grads, strict=True))
 
 
 def check_device(cfg: TrainConfig) -> None:
@@ -337,62 +325,43 @@ def check_device(cfg: TrainConfig) -> None:
 
     Compared are outputs and gradients of the same weights, in the run's precision and backend, at
     the model's width, because kernels differ by the size of a head, and in evaluation mode, because
-    devices draw other masks. What cannot be built is left to `build_model`. Raises a BrokenLayer,
-    or ForeignError for an error in the user's own file.
+    devices draw other masks. Raises a BrokenLayer, or ForeignError for an error in the user's file.
     """
     device, precision = resolve_device(cfg.trainer.accelerator), cfg.trainer.precision
     dtype, mixed = DTYPES[precision], precision.endswith("-mixed")
+    stored = torch.float32 if mixed else dtype
     if (device.type, dtype) == ("cpu", torch.float32):
         return
-    if device.type == "cuda":  # that of this process, and before cuBLAS reads Lightning's setting
-        local = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0
-        device = torch.device("cuda", int(local) % torch.cuda.device_count())
-        if cfg.trainer.deterministic:
-            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            layers = draw_layers(cfg)
-        except Exception:
-            return
-        for stack in list_stacks(layers, cfg):
-            modules, last = nn.ModuleList(stack.layers).eval(), stack.layers[-1]
-            stored = torch.float32 if mixed else dtype
-            modules.to(stored)
-            x = torch.randn(2, min(TOKENS, last.context_length), last.d_in, dtype=stored)
-            pull = torch.randn(*x.shape[:2], last.d_out)
-            expected = compute(stack, x, pull, torch.device("cpu"), torch.float32)
-            with torch.autocast(device.type, dtype, enabled=mixed):
-                found = compute(stack, x, pull, device, stored)
+    if cfg.trainer.deterministic:  # cuBLAS reads this once, and Lightning sets it later
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    with torch.random.fork_rng(devices=[]):
+        for stack in list_stacks(draw_layers(cfg), cfg):
+            modules, results = nn.ModuleList(stack.layers).eval(), []
+            leaves = list_leaves(stack, stack.draw_x())
+            # The device first, so that both compute with weights and x of its precision.
+            for place, kind in ((device, stored), (torch.device("cpu"), torch.float32)):
+                modules.to(place, kind)
+                for given in (leaves["x"], leaves[OUTPUT]):
+                    given.data = given.data.to(place, kind)
+                with torch.autocast(place.type, dtype, enabled=mixed and not results):
+                    results.append(differentiate(stack, leaves))
+            found, expected = results
             # Where terms cancel, as in the gradient of a key's bias, rounding is all there is.
             least = 0.1 * max(one.square().mean().sqrt() for one in expected.values())
             far = {
-                name: (found[name] - one).norm() / one.norm().clamp_min(least * one.numel() ** 0.5)
+                name: (found[name].to(one) - one).norm()
+                / one.norm().clamp_min(least * one.numel() ** 0.5)
                 for name, one in expected.items()
             }
             deviation, name = max((float(x.nan_to_num(torch.inf)), name) for name, x in far.items())
-            limit = FLIPS if stack.stops_gradient else DEVIATION[dtype]
-            if deviation > limit:
+            limit = max(TOLERANCE[dtype], 1e-3)  # thrice that of any mechanism of the menu
+            if deviation > (FLIPS if stack.stops_gradient else limit):
+                what = name if name == OUTPUT else f"the gradient of {name}"
                 raise stack.fail(
                     f"computes otherwise on {device.type} in {precision} than on a CPU in float32: "
-                    f"{name} differs by {deviation:.2g} of its norm, and rounding explains "
-                    f"{limit:g}; choose another backend or trainer.precision"
+                    f"{what} differs by {deviation:.2g} of its norm, beyond rounding; choose "
+                    "another backend or trainer.precision"
                 )
-
-
-def compute(
-    stack: Stack, x: Tensor, pull: Tensor, device: torch.device, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Return the outputs for x and all gradients there in this type, by name; on the CPU."""
-    nn.ModuleList(stack.layers).to(device, dtype)
-    x, pull = x.to(device, dtype), pull.to(device)
-    try:
-        found = {"the output": run(stack, x)}
-        for name, leaf in differentiate(stack, x, pull).items():
-            gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            found[f"the gradient of {name}"] = gradient
-    except CannotRun as error:
-        raise explain(error) from error.__cause__
-    return {name: one.detach().float().cpu() for name, one in found.items()}
 
 
 def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
@@ -400,15 +369,10 @@ def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
     T = x.shape[1]
     with torch.no_grad():
         for tokens in (1, (T + 1) // 2):
-            alone = run(stack, x[:, :tokens])
-            if not alone.isfinite().all():
-                raise stack.fail(
-                    f"gives NaN or infinity for {tokens} token{'s' * (tokens > 1)} alone"
-                )
-            if differ(alone, y[:, :tokens], near).any():
+            if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
                 raise stack.fail(
                     f"is not causal: the output changes with the text's length: the first {tokens} "
-                    f"of {T} tokens give other outputs alone"
+                    f"of {T} tokens give other outputs, or NaN, alone"
                 )
         singly = [1] * min(5, T)  # then the rest but two at once, where there are so many
         middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
@@ -436,7 +400,8 @@ def run(
 
     Each layer reads the stream to which the ones before it have added. `chunks`: through caches,
     with so many tokens at a time. `documents`: of rows that hold several. `losses`
-    gets the layers' own. Raises CannotRun.
+    gets the layers' own. Raises a WrongOutput, a ForeignError for an error in a layer that is not
+    ours, and any other as it was raised.
     """
     torch.manual_seed(seed)
     caches: list[Cache | None] = [None] * len(stack.layers)
@@ -460,35 +425,31 @@ def run(
 def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared: Shared) -> Tensor:
     try:
         y = layer(x, cache, shared)
-        wanted, given = [*x.shape[:2], layer.d_out], f"x {list(x.shape)} of {x.dtype}"
-        if not isinstance(y, Tensor) or list(y.shape) != wanted:
-            what = list(y.shape) if isinstance(y, Tensor) else f"a {type(y).__name__}"
-            raise BrokenLayer(
-                stack.field, f"{layer.title} returns {what} for {given}; return a tensor {wanted}"
-            )
-        if y.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-            said = f"{layer.title} returns {y.dtype} for {given}; return x's own dtype"
-            raise BrokenLayer(stack.field, said)
     except Exception as error:
-        raise CannotRun(layer, x, None if cache is None else cache.length) from error
+        after = "" if cache is None else f" after {cache.length} cached tokens"
+        given = f"x {list(x.shape)} {str(x.dtype).removeprefix('torch.')}{after}"
+        raise_foreign(error, layer, x, given)
+        raise
+    wanted = [*x.shape[:2], layer.d_out]
+    same_type = torch.is_autocast_enabled(x.device.type) or getattr(y, "dtype", None) == x.dtype
+    if not isinstance(y, Tensor) or list(y.shape) != wanted or not same_type:
+        what = f"{list(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        said = f"{layer.title} returns {what} for x {list(x.shape)} of {x.dtype}"
+        raise WrongOutput(stack.field, f"{said}; return a tensor {wanted} of x's own dtype")
     return y
 
 
-def explain(error: CannotRun) -> Exception:
-    """Return the one-line error for a layer that cannot run; a bug of ours as it was raised."""
-    cause, layer = error.__cause__, error.layer
-    assert isinstance(cause, Exception)
-    if isinstance(cause, BrokenLayer):
-        return cause
+def raise_foreign(error: Exception, layer: Attention, x: Tensor, given: str) -> None:
+    """Raise the one-line error for a layer that failed on what is `given`, unless it is ours."""
     kind = getattr(layer, "module", layer)
-    what = f"{type(cause).__name__}: {cause}"
-    if (place := find_own_code(cause)) is not None:
-        return ForeignError(place, f"{what}; {layer.title} was given {error.given}")
+    what = f"{type(error).__name__}: {error}"
+    if (place := find_own_code(error)) is not None:
+        raise ForeignError(place, f"{what}; {layer.title} was given {given}") from error
     if type(kind).__module__.startswith("gptattn."):
-        return cause
+        return
     if isinstance(layer, SoftmaxAttention):
-        shapes = [list(one.shape) for one in layer.project(error.x)]
+        shapes = [list(one.shape) for one in layer.project(x)]
         what += f"; its project() returns {', '.join(map(str, shapes))}, which must be "
         what += "[B, H, T, D] of queries, [B, G, T, D] of keys and of values"
     file = inspect.getsourcefile(type(kind)) or type(kind).__module__
-    return ForeignError(os.path.relpath(file), f"{layer.title} fails on {error.given}: {what}")
+    raise ForeignError(os.path.relpath(file), f"{layer.title} fails on {given}: {what}") from error
