@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.softmax import SoftmaxAttention
-from gptattn.build.model import build_layer
+from gptattn.build.model import build_model
 from gptattn.errors import ConfigError, ForeignError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.ending import find_own_code
@@ -104,8 +104,8 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     Small float64 copies are checked where the constructor and the module allow it: with random
     values in constant parameters, in training (with dropout, at the same random state) and in
     evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
-    contract (a BrokenLayer), and ForeignError for an error in the user's own file. What cannot be
-    built at all is left to `build_model`, which says why. Layers that this process has checked are
+    contract (a BrokenLayer), ForeignError for an error in the user's own file, and errors of
+    `build_model`. Layers that this process has checked are
     not checked again: a sweep asks for each text, budget and optimizer.
     """
     kinds = cfg.kinds()
@@ -115,26 +115,18 @@ def check_layers(cfg: TrainConfig) -> list[str]:
         return _notes[key]
     heads = cfg.model.num_heads
     width = min(cfg.model.d_model, 8 * heads * max(1, WIDTH // (8 * heads)))
-    narrow = replace(cfg, model=replace(cfg.model, d_model=width))
-    small = replace(narrow, model=replace(narrow.model, context_length=TOKENS))
-    attempts = [*product((small, narrow, cfg), (torch.float64, torch.float32))]
+    small = replace(cfg, model=replace(cfg.model, d_model=width, context_length=TOKENS))
+    attempts = [*product((small, cfg), (torch.float64, torch.float32))]
     notes: dict[str, None] = {}
-    passed: set[int] = set()
-    for i, (sizes, dtype) in enumerate(attempts):
-        with torch.random.fork_rng(devices=[]):
-            try:
-                layers = draw_layers(sizes)
-            except Exception:
-                continue  # the constructor refuses this width, or this context
-            try:
-                for number, stack in enumerate(list_stacks(layers, sizes)):
-                    if number not in passed:
-                        notes |= dict.fromkeys(check_stack(stack, dtype))
-                        passed.add(number)
-                break
-            except Exception as error:  # it may take other sizes, or another type
-                if type(error) is BrokenLayer or i + 1 == len(attempts):
-                    raise
+    for sizes, dtype in attempts:
+        try:
+            with torch.random.fork_rng(devices=[]):
+                for stack in list_stacks(draw_layers(sizes), sizes):
+                    notes |= dict.fromkeys(check_stack(stack, dtype))
+            break
+        except Exception as error:  # it may take other sizes, or another type
+            if type(error) is BrokenLayer or (sizes, dtype) == attempts[-1]:
+                raise
     _notes[key] = list(notes)
     return _notes[key]
 
@@ -146,11 +138,11 @@ def draw_layers(cfg: TrainConfig, seed: int = 0) -> list[Attention]:
     So each weight matters.
     """
     torch.manual_seed(seed)
-    encodings, provided, layers = {}, {}, []
-    for i in range(cfg.model.num_layers):
-        layers.append(build_layer(cfg, encodings, provided, i))
-        layers[i].initialise(layers[i].d_in ** -0.5)
-        for parameter in layers[i].parameters():
+    bare = replace(cfg, model=replace(cfg.model, mlp="none", vocab_size=None))
+    layers = [block.attention for block in build_model(bare, vocab_size=1).layers()]
+    for layer in layers:
+        layer.initialise(layer.d_in**-0.5)
+        for parameter in layer.parameters():
             if parameter.numel() and (parameter == parameter.flatten()[0]).all():
                 parameter.normal_(0.0, CONSTANT_STD)
     return layers
@@ -225,14 +217,11 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
                     "gives different outputs when processed without the other rows of a batch, or "
                     "with others; let each output depend on its own row alone"
                 )
-            early = [
-                (int(moved[row, :cut].nonzero()[0]), cut)
-                for row, cut in enumerate(cuts, 1)
-                if moved[row, :cut].any() and among[row].isfinite().all()  # no overflow
-            ]
-            if early:
-                output = min(early)[0]
-                token = max(cut for first, cut in early if first == output)
+            leaks = moved & (torch.arange(T) < torch.tensor([0, *cuts])[:, None])
+            leaks &= among.isfinite().all(2).all(1, keepdim=True)  # large tokens may overflow
+            if leaks.any():
+                output = int(leaks.any(0).nonzero()[0])
+                token = cuts[int(leaks[1:, output].nonzero()[-1])]
                 which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
                 raise stack.fail(
                     f"is not causal: output {output} changes with {which}; mask the scores, or "

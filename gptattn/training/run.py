@@ -81,7 +81,8 @@ def train(
         if cfg.checks:  # before the text is read
             for note in check_layers(cfg):
                 console.print(f"note: {note}", markup=False)
-            check_device(cfg)
+            if is_first():
+                check_device(cfg)
         try:
             ready = preflight(cfg, held if resume else None)
         except DataError as error:
