@@ -196,37 +196,32 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
 
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
-            raise stack.fail(
-                f"gives NaN or infinity {mode} for finite x; look for a row without keys"
-            )
+            raise stack.fail(f"gives NaN or infinity {mode}; look for a row without keys")
         with torch.no_grad():
-            again, reseeded = run(stack, pair), run(stack, pair, seed=1)
-        drops = bool(differ(reseeded, y, near).any())
+            again, reseeded, among = run(stack, pair), run(stack, pair, seed=1), run(stack, changed)
+            drops = bool(differ(reseeded, y, near).any())
+            # Without dropout, whose masks depend on the number of rows, row 0 stands for all.
+            moved = differ(among, run(stack, x) if drops else y[:1], near)
         if differ(again, y, near).any() or (drops and not training):
             raise stack.fail(
                 f"gives another output for the same x {mode}: it keeps state between batches, or "
                 "is random without self.training and torch's seed; keep state in the cache alone"
             )
-        with torch.no_grad():
-            among = run(stack, changed)
-            # Without dropout, whose masks depend on the number of rows, row 0 stands for all.
-            expected = run(stack, x) if drops else y[:1]
-            moved = differ(among, expected, near)
-            if moved[0].any():
-                raise stack.fail(
-                    "gives different outputs when processed without the other rows of a batch, or "
-                    "with others; let each output depend on its own row alone"
-                )
-            leaks = moved & (torch.arange(T) < torch.tensor([0, *cuts])[:, None])
-            leaks &= among.isfinite().all(2).all(1, keepdim=True)  # large tokens may overflow
-            if leaks.any():
-                output = int(leaks.any(0).nonzero()[0])
-                token = cuts[int(leaks[1:, output].nonzero()[-1])]
-                which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
-                raise stack.fail(
-                    f"is not causal: output {output} changes with {which}; mask the scores, or "
-                    "shift what it reads, so that an output depends on no later token"
-                )
+        if moved[0].any():
+            raise stack.fail(
+                "gives different outputs when processed without the other rows of a batch, or with "
+                "others; let each output depend on its own row alone"
+            )
+        leaks = moved & (torch.arange(T) < torch.tensor([0, *cuts])[:, None])
+        leaks &= among.isfinite().all(2).all(1, keepdim=True)  # large tokens may overflow
+        if leaks.any():
+            output = int(leaks.any(0).nonzero()[0])
+            token = cuts[int(leaks[1:, output].nonzero()[-1])]
+            which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
+            raise stack.fail(
+                f"is not causal: output {output} changes with {which}; mask the scores, or shift "
+                "what it reads, so that an output depends on no later token"
+            )
         if training:
             notes += check_gradients(stack, pair, seen.tolerance)
             if stack.drops and not drops:
@@ -273,18 +268,16 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
             f"has another gradient than finite differences, of {wrong}; correct its backward or "
             "detach(), or declare stops_gradient = True if it is so on purpose"
         )
-    own = (name.removeprefix("module.") for name, _ in stack.layers[-1].named_parameters())
-    idle = ", ".join(name for name in own if name in grads and not grads[name].any())
+    weights = [name for name in leaves if name not in ("x", OUTPUT)]
+    idle = ", ".join(name for name in weights if not grads[name].any())
     return [f"{stack.field}: {stack.title} does not use its {idle}"] if idle else []
 
 
 def list_leaves(stack: Stack, x: Tensor) -> dict[str, Tensor]:
     """Return what `measure` depends on, by name: the weights, x, and random weights of outputs."""
-    modules, last = nn.ModuleList(stack.layers), f"{len(stack.layers) - 1}."
+    named = stack.layers[-1].named_parameters()  # earlier layers have stacks of their own
     leaves: dict[str, Tensor] = {
-        name.removeprefix(last).removeprefix("module."): parameter
-        for name, parameter in modules.named_parameters()
-        if parameter.requires_grad
+        name.removeprefix("module."): weight for name, weight in named if weight.requires_grad
     }
     pull = torch.randn(*x.shape[:2], stack.layers[-1].d_out, dtype=x.dtype)
     return {**leaves, "x": x.clone().requires_grad_(), OUTPUT: pull.requires_grad_()}
@@ -303,9 +296,8 @@ def differentiate(stack: Stack, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
     try:
         grads = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
     except RuntimeError as error:
-        raise stack.fail(
-            f"cannot be trained: backward raises {type(error).__name__}: {error}"
-        ) from error
+        said = f"cannot be trained: backward raises {type(error).__name__}: {error}"
+        raise stack.fail(said) from error
     return dict(zip(leaves, grads, strict=True))
 
 
@@ -336,21 +328,25 @@ def check_device(cfg: TrainConfig) -> None:
                     results.append(differentiate(stack, leaves))
             found, expected = results
             # Where terms cancel, as in the gradient of a key's bias, rounding is all there is.
-            least = 0.1 * max(one.square().mean().sqrt() for one in expected.values())
+            least = 0.1 * max(map(rms, expected.values()))
             far = {
-                name: (found[name].to(one) - one).norm()
-                / one.norm().clamp_min(least * one.numel() ** 0.5)
+                name: rms(found[name].to(one) - one) / max(rms(one), least)
                 for name, one in expected.items()
             }
-            deviation, name = max((float(x.nan_to_num(torch.inf)), name) for name, x in far.items())
+            name = max(far, key=far.__getitem__)
             limit = max(TOLERANCE[dtype], 1e-3)  # thrice that of any mechanism of the menu
-            if deviation > (FLIPS if stack.stops_gradient else limit):
+            if far[name] > (FLIPS if stack.stops_gradient else limit):
                 what = name if name == OUTPUT else f"the gradient of {name}"
                 raise stack.fail(
                     f"computes otherwise on {device.type} in {precision} than on a CPU in float32: "
-                    f"{what} differs by {deviation:.2g} of its norm, beyond rounding; choose "
+                    f"{what} differs by {far[name]:.2g} of its norm, beyond rounding; choose "
                     "another backend or trainer.precision"
                 )
+
+
+def rms(x: Tensor) -> float:
+    """Return the root of the mean square, or infinity for NaN."""
+    return float(x.square().mean().sqrt().nan_to_num(torch.inf))
 
 
 def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
@@ -393,9 +389,7 @@ def run(
     ours, and any other as it was raised.
     """
     torch.manual_seed(seed)
-    caches: list[Cache | None] = [None] * len(stack.layers)
-    if chunks is not None:
-        caches = [layer.new_cache(len(x), x.shape[1]) for layer in stack.layers]
+    caches = [layer.new_cache(len(x), x.shape[1]) if chunks else None for layer in stack.layers]
     start, ys = 0, []
     for part in x.split([tokens for tokens in chunks or [x.shape[1]] if tokens], dim=1):
         at, stream, y = documents or range(start, start + part.shape[1]), part, part
@@ -415,9 +409,7 @@ def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared
     try:
         y = layer(x, cache, shared)
     except Exception as error:
-        after = "" if cache is None else f" after {cache.length} cached tokens"
-        given = f"x {list(x.shape)} {str(x.dtype).removeprefix('torch.')}{after}"
-        raise_foreign(error, layer, x, given)
+        raise_foreign(error, layer, x)
         raise
     wanted = [*x.shape[:2], layer.d_out]
     same_type = torch.is_autocast_enabled(x.device.type) or getattr(y, "dtype", None) == x.dtype
@@ -428,8 +420,9 @@ def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared
     return y
 
 
-def raise_foreign(error: Exception, layer: Attention, x: Tensor, given: str) -> None:
-    """Raise the one-line error for a layer that failed on what is `given`, unless it is ours."""
+def raise_foreign(error: Exception, layer: Attention, x: Tensor) -> None:
+    """Raise the one-line error for a layer that failed on x, unless the layer is ours."""
+    given = f"x {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
     kind = getattr(layer, "module", layer)
     what = f"{type(error).__name__}: {error}"
     if (place := find_own_code(error)) is not None:
