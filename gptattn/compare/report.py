@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
 PLOTS = rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)"
 FORMER = re.compile(rf"{PLOTS}|comparison\.json")
-FILES = rf"{FORMER.pattern}|comparison\.(csv|html)|track\.(csv|svg|png)"
+FILES = ("comparison.*", "track.*", "*forest_loss.*", "*loss_*.*", "*pareto_*.*")
 
 
 def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] = ()) -> None:
@@ -37,7 +37,7 @@ def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] 
     """
     curves: Mapping[Path, Curves] = {}
     if out is not None:
-        claim_folder(out, "report", FILES, "out")
+        claim_folder(out, "report", "out", *FILES)
         curves, damage = read_all_curves(comparison.runs)
         comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     print_tables(comparison, make_console())

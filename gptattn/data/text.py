@@ -8,7 +8,6 @@ import sysconfig
 import urllib.request
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from http.client import HTTPException
 from itertools import groupby, islice
 from pathlib import Path
@@ -36,7 +35,7 @@ HELD_OUT = 1 / 20  # of the files; some 600 kB
 ENCODING = "utf-8-sig"  # UTF-8, perhaps after a byte order mark
 PIECE = 2**16  # characters read at a time
 BATCH = 64  # pieces encoded at a time, on all cores if the tokenizer can
-ADVICE = "; convert it, with iconv for example, or choose other files, as data.pattern='**/*.txt'"
+ADVICE = "; convert it, with iconv for example, or choose files, as data.pattern='**/*.txt'"
 
 
 class TextSource(TokenSource):
@@ -315,10 +314,8 @@ def _download(url: str) -> bytes:
 
 def cache_folder(cache_dir: str | None) -> Path:
     """Return the folder for token files and downloaded texts; default: the user's cache folder."""
-    if cache_dir is not None:
-        return expand_path(cache_dir, "cache_dir")
-    base = os.environ.get("XDG_CACHE_HOME")
-    return expand_path(base or "~/.cache", "cache_dir") / "gptattn"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expand_path(cache_dir or f"{base}/gptattn", "cache_dir")
 
 
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
@@ -333,10 +330,13 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
             raise DataError(field, f"{root} does not exist; give a file or a folder")
         found = [root]
         if root.is_dir():
-            walk = walk_once(root, set(), _fail)
-            found = [folder / name for folder, _, names in walk for name in names]
-            found = [f for f in found if _matches(f.relative_to(root).parts, Path(pattern).parts)]
-        found = sorted(file for file in found if file.stat().st_size and file.is_file())
+            top, deep, name = pattern.rpartition("**/")
+            tops, seen = root.glob(top) if top else [root], set[str]()
+            below = (folder for one in tops for folder, *_ in walk_once(one, seen))
+            found = [file for folder in (below if deep else [root]) for file in folder.glob(name)]
+        # A root that is hidden itself was named by the user.
+        found = [f for f in found if not any(p[0] == "." for p in f.relative_to(root).parts)]
+        found = sorted({file for file in found if file.stat().st_size and file.is_file()})
     except (OSError, ValueError, RuntimeError) as error:
         what = f"{path[:80]} with data.pattern={pattern!r} cannot be read ({error})"
         raise DataError(field, f"{what}; give another path, or a pattern such as **/*") from None
@@ -344,19 +344,6 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
         which = f"is empty, or has no file that matches {pattern} and is not empty"
         raise DataError(field, f"{root} {which}; give another file or folder")
     return found
-
-
-def _fail(error: OSError) -> None:
-    raise error
-
-
-def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path matches a pattern of which `**` stands for any number of folders."""
-    if pattern and pattern[0] == "**":
-        return any(_matches(names[start:], pattern[1:]) for start in range(len(names) + 1))
-    if not names or not pattern:
-        return not names and not pattern
-    return fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
 def find_sides(

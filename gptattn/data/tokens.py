@@ -8,7 +8,6 @@ ids, then the held-out ones, 16 bits each; `documents.npy` says where documents 
 import contextlib
 import hashlib
 import json
-import re
 import shutil
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from gptattn.machine.lock import is_locked
 from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
-FILES = "|".join(map(re.escape, (TOKENS, INDEX, STARTS, FOLDER)))
+FILES = (TOKENS, INDEX, STARTS, FOLDER)
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # read at a time
 

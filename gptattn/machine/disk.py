@@ -6,7 +6,6 @@ If the disk is full or read-only, or permission is missing, DiskError names the 
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -24,18 +23,17 @@ REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTA
 def expand_path(typed: str | Path, field: str) -> Path:
     """Return the place that a typed path means: only `~` at its start is expanded.
 
-    Of what it returns, it returns the same. Raises ConfigError, naming `field`, for no such user.
+    Raises ConfigError, naming `field`, for no such user.
     """
     try:
-        path = Path(typed) if str(typed).startswith("./") else Path(typed).expanduser()
+        return Path(typed).expanduser()
     except RuntimeError:
         what = f"{typed}: there is no such home folder; give the whole path"
         raise ConfigError(field, what) from None
-    return path.absolute() if str(path).startswith("~") else path
 
 
 def walk_once(
-    root: Path, seen: set[str], onerror: Callable[[OSError], None]
+    root: Path, seen: set[str], onerror: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder at or below the root, with the names of its folders and files, sorted.
 
@@ -90,19 +88,17 @@ def disk_errors(folder: Path, option: str) -> Iterator[None]:
         raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
 
 
-def refuse_taken(folder: Path, names: str, field: str) -> None:
-    """Raise RunFolderError, naming `field`, if the folder has a file or folder of these `names`.
+def refuse_taken(folder: Path, field: str, *names: str) -> None:
+    """Raise RunFolderError, naming `field`, for a file, or for a folder with one of these names.
 
-    They are a regular expression: what a command is about to write, and did not make.
+    `names`: patterns of what a command is about to write, and did not make.
     """
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(field, f"{folder} is a file; give a folder")
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if re.fullmatch(names, file.name):
-            raise RunFolderError(field, f"{file} is in the way; move it, or give another folder")
+    there = [folder] if folder.is_file() else (f for name in names for f in folder.glob(name))
+    for file in there:
+        raise RunFolderError(field, f"{file} is in the way; move it, or give another folder")
 
 
-def claim_folder(folder: Path, kind: str, names: str, field: str) -> None:
+def claim_folder(folder: Path, kind: str, field: str, *names: str) -> None:
     """Make the folder, or take it, so that files of these `names` are ours to replace and remove.
 
     A mark in it says so from then on. Raises RunFolderError as `refuse_taken` does, and DiskError
@@ -113,7 +109,7 @@ def claim_folder(folder: Path, kind: str, names: str, field: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         if not mark.exists():
-            refuse_taken(folder, names, field)
+            refuse_taken(folder, field, *names)
             mark.touch()
 
 

@@ -32,13 +32,13 @@ REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json
 LOCK = ".lock"
 WEIGHTS, CHECKPOINTS = "model.safetensors", "checkpoints"
 # What a run or a converted model writes; others' files of these names are in its way.
-FILES = (CONFIG, SUMMARY, ROWS, PROVENANCE, REPLACED, EVALUATION, FAILURE, WEIGHTS, CHECKPOINTS)
-NAMES = "|".join(map(re.escape, (*FILES, tokenizer.FOLDER)))
+NAMES = (CONFIG, SUMMARY, ROWS, PROVENANCE, REPLACED, EVALUATION, FAILURE, WEIGHTS, CHECKPOINTS)
+NAMES += (tokenizer.FOLDER,)
 # In a sweep's folder: the runs that chose a learning rate, which are not results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
-# Characters in a folder's name, of its variant, and of `_s9999`; config.yaml has the rest.
-MAX_NAME, MAX_VARIANT, SEED = 60, 41, 6
+# Characters in a folder's name, and of its variant; config.yaml has the rest.
+MAX_NAME, MAX_VARIANT = 60, 41
 
 
 @dataclass(unsafe_hash=True)
@@ -198,25 +198,16 @@ class RunFolder:
 def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
 
-    The `overrides` that change the result are part of the name, of a long one only their values,
-    and of a path only its end. Nothing in it needs quotes, for a shell or for Hydra.
+    The `overrides` that change the result are part of the name, and of a path its end. Nothing in
+    it needs quotes, for a shell or for Hydra.
     """
-    variant, seed = _make_safe(cfg.variant)[:MAX_VARIANT], f"_s{cfg.seed}"
-    words: list[tuple[str, str]] = []
+    name = f"{cfg.variant[:MAX_VARIANT]}_s{cfg.seed}"
     for key, value in (override.lstrip("+~").split("=", 1) for override in overrides):
         if (kind := meaning(key.partition("@")[0])) in NAMED:
             shown = Path(value.strip("'\"")).name if kind is Meaning.PLACE else value
-            words.append((f"{key.rpartition('.')[2]}-", shown))
-    # As much for all seeds, so that their names differ only in it and in the id.
-    room = MAX_NAME - len(variant) - max(SEED, len(seed)) - 7
-    settings = "".join(f"+{_make_safe(key + value)}" for key, value in words)
-    if len(settings) > room:
-        settings = "".join(f"+{_make_safe(value)}" for _, value in words)[:room]
-    return f"{variant}{seed}{settings}_{secrets.token_hex(3)}"
-
-
-def _make_safe(name: str) -> str:
-    return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
+            name += f"+{key.rpartition('.')[2]}-{shown}"
+    safe = re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
+    return f"{safe[: MAX_NAME - 7]}_{secrets.token_hex(3)}"
 
 
 def step_of(checkpoint: Path) -> int:

@@ -176,7 +176,7 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer)
 
     Raises RunFolderError if it already holds one, or files of such names.
     """
-    refuse_taken(folder, NAMES, "out")
+    refuse_taken(folder, "out", *NAMES)
     made = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made.write_tokenizer(tokenizer.files())

@@ -1,6 +1,5 @@
 """What was typed for a run, and what its settings would be otherwise."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
@@ -67,17 +66,16 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
 
 def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
     """Return what was typed for a run without the values that it would have anyway."""
-    # A unit of the budget counts as the whole.
-    typed = [(re.split(r"[=@]|(?<=^budget)\.", o.lstrip("+~"))[0], o) for o in overrides]
-    presets = tuple(o for key, o in typed if key in ("experiment", "recipe"))
-    files = [o for key, o in typed if key in cfg.choices or meaning(key) is Meaning.PLACE]
+    typed = {override: override.lstrip("+").partition("=")[0] for override in overrides}
+    told = {name for name in typed.values() if meaning(name) in (Meaning.RESULT, Meaning.LENGTH)}
     own = cfg.choices, result_settings(flat(asdict(cfg)))
 
-    def is_default(key: str) -> bool:
-        given = presets if key in cfg.choices else (*presets, *files)
-        return "" != value_of(key, *own) == find_default(key, given, cfg.choices)
+    def is_default(name: str) -> bool:
+        key = name if meaning(name) is not Meaning.LENGTH else "budget"
+        rest = leave_out(name, overrides, cfg.choices, told)
+        return "" != value_of(key, *own) == find_default(key, rest, cfg.choices)
 
-    return [override for key, override in typed if not is_default(key)]
+    return [override for override, name in typed.items() if not is_default(name)]
 
 
 @cache

@@ -17,7 +17,7 @@ SWEEP_LOCK = ".sweep.lock"
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
     """Record the runs of a sweep that starts in the folder, beside those begun by others."""
     if not read_planned(folder):
-        refuse_taken(folder, PLANNED, "hydra.sweep.dir")
+        refuse_taken(folder, "hydra.sweep.dir", PLANNED)
     begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]
     known = dict.fromkeys([*begun, *runs])
     text = json.dumps({"runs": list(known)}, indent=1)

@@ -69,12 +69,12 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             raise ConfigError(key, REMOVED)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
+        _place_paths(own)
         node: Any = OmegaConf.to_container(own, resolve=True)
     except OmegaConfBaseException as error:
         raise explain_omegaconf_error(error, CONF) from error
     for name in ("run_dir", "resume"):  # of the command, and not recorded
         check_type(name, node.pop(name), str | float | None)
-    _place_paths(node)
     command = build_dataclass(Settings, node)
     values = {**vars(command)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
@@ -129,13 +129,12 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return TrainConfig(**values, choices=choices)
 
 
-def _place_paths(settings: dict[str, Any]) -> None:
+def _place_paths(settings: DictConfig) -> None:
     """Make the paths in the settings absolute: they mean the same from every working directory."""
     for key in TYPED_PATHS:
-        group, _, name = key.rpartition(".")
-        node = settings[group] if group else settings
-        if isinstance(path := node.get(name), str) and not path.startswith("hf:"):
-            node[name] = str(expand_path(path, key).absolute())
+        path = OmegaConf.select(settings, key)
+        if isinstance(path, str) and not path.startswith("hf:"):
+            OmegaConf.update(settings, key, str(expand_path(path, key).absolute()))
 
 
 def resume_settings(
@@ -166,7 +165,6 @@ def resume_settings(
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # in one unit, it replaces the recorded one in another
-    made: Any = OmegaConf.to_container(node, resolve=True)
-    _place_paths(made)
-    changed = build_dataclass(TrainConfig, made)
+    _place_paths(node)
+    changed = build_dataclass(TrainConfig, OmegaConf.to_container(node, resolve=True))
     return replace(changed, allow_targets=recorded.allow_targets)

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -159,13 +158,6 @@ def quote(value: str) -> str:
     # Hydra reads two backslashes as one only before a quote and at the end: double them there.
     escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def type_setting(name: str, value: str) -> str:
-    """Return `name=value` as it is typed in a shell."""
-    if re.fullmatch(r"[\w./:@+-]+", value):
-        return f"{name}={value}"
-    return shlex.quote(f'{name}="{value}"' if '"' not in value else f"{name}={quote(value)}")
 
 
 # How a recipe's numbers follow the model, in YAML as ${kv_heads:8}, ${tokens:128,4096} and

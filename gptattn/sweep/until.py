@@ -48,7 +48,7 @@ class Until:
             )
         before = read_two_stages(home)
         if before is None:
-            refuse_taken(home, NAME, "hydra.sweep.dir")
+            refuse_taken(home, "hydra.sweep.dir", NAME)
         if before is not None and not set(before.first) <= set(given):
             raise ConfigError(
                 FIELD,

@@ -34,7 +34,6 @@ from gptattn.runs.metrics import ACCURACY
 from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.layers import type_setting
 from gptattn.training.contract import check_device, check_layers
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
@@ -74,7 +73,7 @@ def train(
                 until_the_end.enter_context(held.lock("resume"))
             cfg = use_kept_tokenizer(cfg, held)
         elif is_first() and not held.begun:  # a run is refused below, once the folder is locked
-            refuse_taken(held.path, NAMES, "run_dir")
+            refuse_taken(held.path, "run_dir", *NAMES)
         # https://github.com/pytorch/pytorch/issues/195910
         if cfg.trainer.accelerator == "auto" and torch.backends.mps.is_available():
             console.print("note: half precision is wrong on MPS; this run takes the CPU")
@@ -128,7 +127,7 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
         yield
     except Stopped as stopped:
         kept = f"step {stopped.step}" if stopped.saved else "what was logged"
-        again = f"; to resume: {command('train')} {type_setting('resume', shown)}"
+        again = f"; to resume: {command('train')} {shlex.quote(f'resume={shown}')}"
         print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
         raise
     except Exception as error:

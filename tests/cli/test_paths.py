@@ -18,17 +18,17 @@ def test_a_folder_is_ours_once_we_have_taken_it_without_a_file_in_the_way(tmp_pa
     folder.mkdir()
     (folder / "a.csv").write_text("mine")
     with refuses("out: a.csv", 6):
-        claim_folder(folder, "kind", r"a\.csv|b\.png", "out")
-    claim_folder(folder, "kind", r"b\.png", "out")
+        claim_folder(folder, "kind", "out", "a.csv", "b.*")
+    claim_folder(folder, "kind", "out", "b.png")
     for name in ("b.png", "movie.part", f"b.png.1{PART}"):
         (folder / name).touch()
-    claim_folder(folder, "kind", r"b\.png", "out")
+    claim_folder(folder, "kind", "out", "b.png")
     remove_partials(folder)
     assert {"a.csv", "b.png", "movie.part"} == {p.name for p in folder.iterdir()} - {
         ".gptattn-kind"
     }
     with refuses("to: a.csv", 7):
-        claim_folder(folder / "a.csv", "kind", "b", "to")
+        claim_folder(folder / "a.csv", "kind", "to", "b")
 
 
 # What is in the way -> the command, where DIR is the user's folder, RUN a model's.
@@ -83,8 +83,12 @@ def test_a_sweep_replaces_no_record_of_others(tmp_path, monkeypatch, capfd):
 def test_only_a_tilde_at_the_start_of_a_typed_path_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    places = {"~/a": tmp_path / "a", "a/~/b": Path("a/~/b"), "$HOME/{x} y": Path("$HOME/{x} y")}
-    places |= {"./~/a": tmp_path / "~" / "a", "/a": Path("/a")}
+    places = {
+        "~/a": tmp_path / "a",
+        "a/~/b": Path("a/~/b"),
+        "$HOME/{x} y": Path("$HOME/{x} y"),
+        "/a": Path("/a"),
+    }
     for typed, place in places.items():
         assert expand_path(typed, "out") == expand_path(str(place), "out") == place
     with refuses("out: no such home"):
@@ -125,7 +129,7 @@ def test_a_text_with_a_relative_path_is_found_from_every_folder(tmp_path, capfd)
          "mha_s23+model-gpt2_small+d_model-128"),
         ("recipe=llama3 block=llama model.context_length=64", "llama3_s1+context_length-64"),
         ("pattern=[sliding,sliding,sliding,gqa] model.num_layers=8 attn.window=7",
-         "sliding-sliding-sliding-gqa_s1+8+7"),
+         "sliding-sliding-sliding-gqa_s1+num_layers-8+window-7"),
     ],
 )  # fmt: skip
 def test_a_run_is_named_by_what_was_typed_without_defaults(overrides, name):
@@ -134,10 +138,3 @@ def test_a_run_is_named_by_what_was_typed_without_defaults(overrides, name):
     found = name_run(cfg, leave_out_defaults(cfg, given))
     assert found.startswith(f"{name}_")
     assert len(found) <= 60
-
-
-def test_names_of_two_seeds_differ_only_in_it_and_in_the_id():
-    given = [f"model.{name}=1234" for name in ("d_model", "d_mlp", "num_layers")]
-    given += [f"batch_size={2**19}", "validation.fraction=0.123456789", "optim.lr=0.123456789"]
-    ends = {name_run(settings([f"seed={s}"]), given)[:-6].partition("+")[2] for s in (1, 999)}
-    assert len(ends) == 1

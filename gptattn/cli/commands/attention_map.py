@@ -4,7 +4,6 @@ It writes layer_00.png, ... and attention.html, and prints each layer's means ov
 entropy, in nats, and the weight on the first token (sink).
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.config import Accelerator
 
-LAYER = r"layer_\d+\.png"
 MAX_TOKENS = 512  # of a prompt: the page of GPT-2 small, with 144 heads, then has 25 MB
 
 
@@ -63,11 +61,10 @@ def run(arguments: Sequence[str]) -> None:
     labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
 
     out = args.out or RunFolder(args.run).maps
-    claim_folder(out, "maps", rf"{LAYER}|attention\.html", "out")
+    claim_folder(out, "maps", "out", "layer_*.png", "attention.html")
     with disk_errors(out, "out"):
-        for old in out.iterdir():  # they may show another prompt
-            if re.fullmatch(LAYER, old.name):
-                old.unlink()
+        for old in out.glob("layer_*.png"):  # they may show another prompt
+            old.unlink()
     layers: list[Layer] = []
 
     def write(file_name: str, content: bytes) -> None:

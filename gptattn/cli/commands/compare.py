@@ -154,7 +154,7 @@ def _report_track(
     table.print(make_console())
     if track.rows and args.files and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
-        claim_folder(out, "report", FILES, "out")
+        claim_folder(out, "report", "out", *FILES)
         print(f"figure: {write_track(track, out)}")
     if args.ship:
         trained = {entry.name for entry in own}

@@ -105,7 +105,7 @@ def convert(arguments: Sequence[str]) -> None:
     saved = load_source(args)
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
-        refuse_taken(out, rf"{NAMES}|(config|tokenizer\w*)\.json", "out")
+        refuse_taken(out, "out", *NAMES, "config.json", "tokenizer*.json")
         write_checkpoint(out, saved.cfg, saved.model)
         write_files(out, saved.tokenizer.files())
         print(f"written: {out}")

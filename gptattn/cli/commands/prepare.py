@@ -6,6 +6,7 @@ tokenizer=, default: byte; and validation.fraction=0.1, held out unless data hol
 Then train with data=bin data.path=FOLDER and the same tokenizer.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,6 @@ def run(arguments: Sequence[str]) -> None:
     from gptattn.errors import ConfigError
     from gptattn.machine.disk import claim_folder
     from gptattn.settings.compose import settings
-    from gptattn.settings.layers import type_setting
 
     args, others = parse_own(Arguments, arguments)
     cfg = settings(others)
@@ -41,12 +41,12 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigError(
             "data", f"{request.data_name} is not one text, and needs no preparation; give a text"
         )
-    claim_folder(args.to, "tokens", FILES, "to")
+    claim_folder(args.to, "tokens", "to", *FILES)
     index = make_tokens(source, args.to, request)
     print(f"train: {index.train_tokens:,} tokens")
     print(f"val: {index.tokens - index.val_start - 1:,} tokens")
     words = choose_tokenizer(index.choice, args.to)
-    path = type_setting("data.path", str(args.to))
+    path = shlex.quote(f"data.path={args.to}")
     print(f"train with: {command('train')} data=bin {path} {words}")
 
 
