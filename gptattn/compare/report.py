@@ -16,17 +16,16 @@ from gptattn.compare.finished_runs import one_line
 from gptattn.compare.table import evaluation_tables, print_tables, section_table, warning_lines
 from gptattn.compare.track import Track, track_table
 from gptattn.machine.console import make_console
-from gptattn.machine.disk import claim_folder, disk_errors, write_atomically
+from gptattn.machine.disk import claim_folder, write_atomically
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.sweep_states import PLANNED, describe_open
 
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
-# What we write, or wrote, and may remove.
+# What we write, and may remove.
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
-PLOTS = rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)"
-FORMER = re.compile(rf"{PLOTS}|comparison\.json")
+FORMER = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)")
 FILES = ("comparison.*", "track.*", "*forest_loss.*", "*loss_*.*", "*pareto_*.*")
 
 
@@ -87,16 +86,15 @@ def write_report(
         ],
         still_open=still_open,
     )
-    with disk_errors(out, "out"):
-        for plot in plots:
-            _write_plot(plot, out)
-        _write(out / "comparison.csv", comparison.table().to_csv(index=False, lineterminator="\n"))
-        _write(out / "comparison.html", page)
-        names = {plot.name for plot in plots}
-        for file in out.iterdir():  # what an earlier report had, and this one lacks
-            if FORMER.fullmatch(file.name) and file.stem not in names:
-                file.unlink()
-        write_board(comparison, curves, plots, out)
+    for plot in plots:
+        _write_plot(plot, out)
+    _write(out / "comparison.csv", comparison.table().to_csv(index=False, lineterminator="\n"))
+    _write(out / "comparison.html", page)
+    names = {plot.name for plot in plots}
+    for file in out.iterdir():  # what an earlier report had, and this one lacks
+        if FORMER.fullmatch(file.name) and file.stem not in names:
+            file.unlink()
+    write_board(comparison, curves, plots, out)
     return out / "comparison.html"
 
 
@@ -109,9 +107,8 @@ def write_track(track: Track, out: Path) -> Path:
     """Write or replace track.{csv,svg,png}; return the picture's path. Raises DiskError."""
     from gptattn.compare.plots import draw_track
 
-    with disk_errors(out, "out"):
-        _write(out / "track.csv", track_table(track).to_csv())
-        _write_plot(draw_track(track), out)
+    _write(out / "track.csv", track_table(track).to_csv())
+    _write_plot(draw_track(track), out)
     return out / "track.png"
 
 

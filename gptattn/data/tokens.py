@@ -28,7 +28,7 @@ from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, DocumentNumbers, ValidationSet, training_batch
 from gptattn.data.tokenizer import FOLDER, SEPARATOR, Ids, Tokenizer, write_files
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.disk import disk_errors, remove_partials, replacing, write_atomically
+from gptattn.machine.disk import remove_partials, replacing, write_atomically
 from gptattn.machine.lock import is_locked
 from gptattn.machine.source_code import class_code
 
@@ -157,9 +157,7 @@ class TokenSource(Source):
         """
 
     def load(self, request: Request) -> TokenData:
-        with disk_errors(request.cache, "cache_dir"):
-            folder, index = _find_tokens(self, request)
-        return TokenData(folder, index, request, self.even_windows)
+        return TokenData(*_find_tokens(self, request), request, self.even_windows)
 
 
 def _hash_source(source: TokenSource, request: Request) -> str:

@@ -8,7 +8,6 @@ import errno
 import os
 import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +34,7 @@ def expand_path(typed: str | Path, field: str) -> Path:
 def walk_once(
     root: Path, seen: set[str], onerror: Callable[[OSError], None] | None = None
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder at or below the root, with the names of its folders and files, sorted.
+    """Yield each folder at or below the root, with the names of its folders and files.
 
     Links are followed, into each folder once: `seen` has the real paths. Hidden ones are left out.
     """
@@ -44,7 +43,7 @@ def walk_once(
         below[:] = sorted(name for name in below if name[0] != "." and real not in seen)
         if real not in seen:
             seen.add(real)
-            yield Path(where), below, sorted(name for name in files if name[0] != ".")
+            yield Path(where), below, files
 
 
 @contextlib.contextmanager
@@ -79,15 +78,6 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-@contextlib.contextmanager
-def disk_errors(folder: Path, option: str) -> Iterator[None]:
-    """Turn an OSError into a DiskError that names the command's `option` and `folder`."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
-
-
 def refuse_taken(folder: Path, field: str, *names: str) -> None:
     """Raise RunFolderError, naming `field`, for a file, or for a folder with one of these names.
 
@@ -105,12 +95,9 @@ def claim_folder(folder: Path, kind: str, field: str, *names: str) -> None:
     if the folder cannot be written.
     """
     mark = folder / f".gptattn-{kind}"
-    with disk_errors(folder, field):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-        if not mark.exists():
-            refuse_taken(folder, field, *names)
-            mark.touch()
+    if not mark.exists():
+        refuse_taken(folder, field, *names)
+    write_atomically(mark, lambda _: None)
 
 
 def remove_partials(*folders: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_folder_is_ours_once_we_have_taken_it_without_a_file_in_the_way(tmp_pa
     assert {"a.csv", "b.png", "movie.part"} == {p.name for p in folder.iterdir()} - {
         ".gptattn-kind"
     }
-    with refuses("to: a.csv", 7):
+    with refuses("to: a.csv", 6):
         claim_folder(folder / "a.csv", "kind", "to", "b")
 
 

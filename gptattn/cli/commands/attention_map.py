@@ -16,7 +16,7 @@ from gptattn.cli.arguments import PACKAGES, option, parse, run_script
 from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
-from gptattn.machine.disk import claim_folder, disk_errors, write_atomically
+from gptattn.machine.disk import claim_folder, write_atomically
 from gptattn.maps.head_statistics import even_weights, measure_heads
 from gptattn.maps.heatmap import pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
@@ -62,9 +62,8 @@ def run(arguments: Sequence[str]) -> None:
 
     out = args.out or RunFolder(args.run).maps
     claim_folder(out, "maps", "out", "layer_*.png", "attention.html")
-    with disk_errors(out, "out"):
-        for old in out.glob("layer_*.png"):  # they may show another prompt
-            old.unlink()
+    for old in out.glob("layer_*.png"):  # they may show another prompt
+        old.unlink()
     layers: list[Layer] = []
 
     def write(file_name: str, content: bytes) -> None:

@@ -46,8 +46,7 @@ def run(arguments: Sequence[str]) -> None:
     print(f"train: {index.train_tokens:,} tokens")
     print(f"val: {index.tokens - index.val_start - 1:,} tokens")
     words = choose_tokenizer(index.choice, args.to)
-    path = shlex.quote(f"data.path={args.to}")
-    print(f"train with: {command('train')} data=bin {path} {words}")
+    print("train with:", command("train"), "data=bin", shlex.quote(f"data.path={args.to}"), words)
 
 
 main = partial(run_script, run, Arguments)
