@@ -105,8 +105,8 @@ def check_layers(cfg: TrainConfig) -> list[str]:
     values in constant parameters, in training (with dropout, at the same random state) and in
     evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
     contract (a BrokenLayer), ForeignError for an error in the user's own file, and errors of
-    `build_model`. Layers that this process has checked are
-    not checked again: a sweep asks for each text, budget and optimizer.
+    `build_model`. Layers that this process has checked are not checked again: a sweep asks for each
+    text, budget and optimizer.
     """
     kinds = cfg.kinds()
     targets = tuple(find_target(kind.field, kind.attn, cfg.allow_targets) for kind in kinds)
@@ -133,10 +133,7 @@ def check_layers(cfg: TrainConfig) -> list[str]:
 
 @torch.no_grad()
 def draw_layers(cfg: TrainConfig, seed: int = 0) -> list[Attention]:
-    """Build the attention of each layer, with random weights where the constructor's are constant.
-
-    So each weight matters.
-    """
+    """Build the attention of each layer, with random values in what would be constant."""
     torch.manual_seed(seed)
     bare = replace(cfg, model=replace(cfg.model, mlp="none", vocab_size=None))
     layers = [block.attention for block in build_model(bare, vocab_size=1).layers()]
@@ -261,9 +258,9 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
         return abs((values[0] - values[1]) / (2 * step) - slope) > near
 
     exact = tolerance <= TOLERANCE[torch.float32] and not stack.stops_gradient
-    steps = (tolerance, tolerance / 10)  # a kink may lie between
-    if exact and all(is_wrong(leaves, step) for step in steps):
-        wrong = ", ".join(name for name in leaves if is_wrong([name], steps[0])) or "all together"
+    # A kink may lie between those of one step.
+    if exact and all(is_wrong(leaves, step) for step in (tolerance, tolerance / 10)):
+        wrong = ", ".join(name for name in leaves if is_wrong([name], tolerance)) or "all together"
         raise stack.fail(
             f"has another gradient than finite differences, of {wrong}; correct its backward or "
             "detach(), or declare stops_gradient = True if it is so on purpose"
@@ -349,27 +346,27 @@ def rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt().nan_to_num(torch.inf))
 
 
+@torch.no_grad()
 def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
     """Check in evaluation mode that prefixes, and chunks through the cache, give the same y."""
     T = x.shape[1]
-    with torch.no_grad():
-        for tokens in (1, (T + 1) // 2):
-            if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
-                raise stack.fail(
-                    f"is not causal: the output changes with the text's length: the first {tokens} "
-                    f"of {T} tokens give other outputs, or NaN, alone"
-                )
-        singly = [1] * min(5, T)  # then the rest but two at once, where there are so many
-        middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
-        for chunks in ([*singly, *middle], [(T + 1) // 2, T // 2]):
-            wrong = differ(run(stack, x, chunks), y, near).any(0)
-            if wrong.any():
-                raise stack.fail(
-                    "is not the same with its cache: decoding through the cache differs from one "
-                    f"full pass at output {int(wrong.nonzero()[0])} (chunks of "
-                    f"{','.join(map(str, chunks))} tokens); write every token's entries, and read "
-                    "those of all before it"
-                )
+    for tokens in (1, (T + 1) // 2):
+        if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
+            raise stack.fail(
+                f"is not causal: the output changes with the text's length: the first {tokens} "
+                f"of {T} tokens give other outputs, or NaN, alone"
+            )
+    singly = [1] * min(5, T)  # then the rest but two at once, where there are so many
+    middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
+    for chunks in ([*singly, *middle], [(T + 1) // 2, T // 2]):
+        wrong = differ(run(stack, x, chunks), y, near).any(0)
+        if wrong.any():
+            raise stack.fail(
+                "is not the same with its cache: decoding through the cache differs from one "
+                f"full pass at output {int(wrong.nonzero()[0])} (chunks of "
+                f"{','.join(map(str, chunks))} tokens); write every token's entries, and read "
+                "those of all before it"
+            )
 
 
 def run(

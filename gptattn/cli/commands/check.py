@@ -47,7 +47,6 @@ def check(overrides: Sequence[str]) -> None:
     print(cfg.variant)
     checks: dict[str, Callable[[TrainConfig], Iterator[str]]] = {
         "contract": _check_contract,
-        "device": _check_device,
         "saving": _check_saving,
         "documents": _check_documents,
     }
@@ -62,12 +61,9 @@ def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     yield f"outputs of {TOKENS} tokens do not change with later tokens, other rows or other batches"
     yield "prefixes, and chunks through the cache, give the same outputs"
     yield "gradients are finite, and those of finite differences; nothing is random in evaluation"
-    yield from (f"note: {note.partition(': ')[2]}" for note in notes)
-
-
-def _check_device(cfg: TrainConfig) -> Iterator[str]:
     check_device(cfg)
     yield f"computes in {cfg.trainer.precision} on the run's device as on a CPU in float32"
+    yield from (f"note: {note.partition(': ')[2]}" for note in notes)
 
 
 def _check_saving(cfg: TrainConfig) -> Iterator[str]:
