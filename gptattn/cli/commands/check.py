@@ -69,8 +69,7 @@ def _check_contract(cfg: TrainConfig) -> Iterator[str]:
 def _check_saving(cfg: TrainConfig) -> Iterator[str]:
     one, two = _build_stacks(cfg), _build_stacks(cfg, seed=1)
     for first, second in zip(one, two, strict=True):
-        for source, target in zip(first.layers, second.layers, strict=True):
-            target.load_state_dict(source.state_dict())
+        nn.ModuleList(second.layers).load_state_dict(nn.ModuleList(first.layers).state_dict())
         x = first.draw_x()
         if not _same(run(first, x), run(second, x)):
             raise BrokenLayer(
