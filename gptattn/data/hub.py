@@ -2,16 +2,15 @@
 
 import contextlib
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gptattn.data.text import ENCODING, TextSource, find_sides
+from gptattn.data.text import TextSource, find_sides
 from gptattn.data.tokenizer import Piece, utf8
 from gptattn.data.tokens import stamp_file
 from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
@@ -149,46 +148,21 @@ class Rows(TextSource):
                 yield Piece(next(documents), side or by_hash, text)
 
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
-        own = self._files and asked["path"] == "json"
-        rows = read_json(Path(where)) if own else enumerate(self._read_tables(where, asked), 1)
-        for number, row in rows:
-            fields = row if isinstance(row, dict) else {}
-            text = fields.get(self._text_field)
-            if not isinstance(text, str):
-                what = f"{where}: row {number} has {text!r:.40} as {self._text_field!r}, not a text"
-                raise DataError("data.text_field", f"{what}; its fields: {', '.join(fields)}")
-            yield text
-
-    def _read_tables(self, where: str, asked: dict[str, Any]) -> Iterator[Any]:
         with _import_datasets(where) as datasets:
-            if not self._files:
-                config = datasets.load_dataset_builder(**self._dataset).config
-                if hasattr(config, "on_mixed_types"):  # of JSON: it would quote all rows
-                    asked = {**asked, "on_mixed_types": "refuse"}
-            rows = datasets.load_dataset(**asked, streaming=self._streaming)
+            own = {key: value for key, value in asked.items() if key != "split"}
+            if hasattr(datasets.load_dataset_builder(**own).config, "on_mixed_types"):
+                own["on_mixed_types"] = "refuse"  # it would quote all texts of a JSON file
+            rows = datasets.load_dataset(**own, split=asked["split"], streaming=self._streaming)
+            number = count(1)
             for table in rows.with_format("arrow").iter(BATCH_ROWS):
                 field = [name for name in table.column_names if name == self._text_field]
                 # Without the text, a message says what is there.
-                yield from table.select(field or table.column_names).to_pylist()
-
-
-def read_json(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a JSON array and their numbers, or of JSON Lines and those of the lines.
-
-    Types are not inferred from other rows. Raises DataError, naming the row, for what is not JSON.
-    """
-    number = 0
-    try:
-        with file.open(encoding=ENCODING) as lines:
-            first = lines.readline()
-            if first.lstrip().startswith("["):
-                yield from enumerate(json.loads(first + lines.read()), 1)
-                return
-            for number, line in enumerate(chain([first], lines), 1):
-                if line.strip():
-                    yield number, json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError("data", f"{file}: row {number} is not JSON ({error})") from None
+                for row in table.select(field or table.column_names).to_pylist():
+                    text, which = row.get(self._text_field), f"row {next(number)}"
+                    if not isinstance(text, str):
+                        what = f"{where}: {which} has {text!r:.40} as {self._text_field!r}"
+                        raise DataError("data.text_field", f"{what}; its fields: {', '.join(row)}")
+                    yield text
 
 
 @contextlib.contextmanager
