@@ -142,6 +142,8 @@ def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConf
     nodes = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_NNODES") or 1
     if trainer.devices == "auto":
         trainer = replace(trainer, devices=int(started or gpus or 1))
+    if nodes == 1 and trainer.num_nodes not in (1, "auto"):  # it would wait for the others
+        raise ConfigError("trainer.num_nodes", "needs torchrun or srun; start the run with one")
     if "TORCHELASTIC_RUN_ID" in os.environ and trainer.devices != int(started or 1):
         has = f"is {trainer.devices}, but torchrun has started {started}"
         raise ConfigError("trainer.devices", f"{has}; give trainer=ddp, or {started}")

@@ -4,7 +4,7 @@ import importlib
 import os
 
 import pytest
-from support import check_job, command, summary, tiny
+from support import check_job, command, refuses, summary, tiny
 
 import gptattn
 from gptattn.machine.launcher import is_first
@@ -45,6 +45,8 @@ def test_one_process_of_a_launcher_is_the_first(rank, monkeypatch):
 
 
 def test_the_processes_are_those_that_srun_has_started(tmp_path, monkeypatch):
+    with refuses("trainer.num_nodes: srun"):
+        check_job(tiny(tmp_path, "trainer.num_nodes=2"))
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
     monkeypatch.setenv("SLURM_NNODES", "2")
     auto = ("trainer.devices=auto", "trainer.num_nodes=auto")
