@@ -10,10 +10,11 @@ from gptattn.settings.config import Settings, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
 FORMER = ("hang_seconds", "log_heads")  # settings that are gone, and changed no result
+FIXED = {"validation.tokens": None}  # newer settings: what earlier runs did, not the default
 
 
 def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:
-    """Give a run's record the defaults of newer settings, and leave out FORMER ones.
+    """Give a run's record the defaults of newer settings, or FIXED; leave out FORMER ones.
 
     It must have each table of `conf/train.yaml`.
     """
@@ -25,7 +26,9 @@ def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") 
             if isinstance(below, dict):
                 complete_record(below, type_, f"{path}{name}.")
         elif name not in node and (path or get_origin(type_) is not dict):
-            node[name] = deepcopy(attrgetter(path + name)(_compose_defaults()))
+            full = path + name
+            default = FIXED[full] if full in FIXED else attrgetter(full)(_compose_defaults())
+            node[name] = deepcopy(default)
 
 
 @cache
