@@ -59,20 +59,6 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     )
 
 
-def estimate_training_bytes(model: GPT, tokens: int, dtype: torch.dtype) -> int:
-    """Return about the bytes that training on `tokens` at a time takes at the least.
-
-    `dtype`: of matrix products. Of a block, what its Linear layers read and write stands for what
-    is kept: right to a tenth for softmax attention; with a state it may be three times as much.
-    """
-    linear = ([m for m in b.modules() if isinstance(m, nn.Linear)] for b in model.layers())
-    kept = [sum(m.in_features + m.out_features for m in of_block) for of_block in linear]
-    if model.activation_checkpointing:  # one block at a time, and what enters each
-        kept = [max(kept), len(kept) * model.token_embedding.embedding_dim]
-    weights = sum(p.nbytes for p in model.parameters())  # and gradients, and AdamW's averages
-    return 4 * weights + tokens * sum(kept) * dtype.itemsize
-
-
 def count_cache(model: GPT, tokens: int | None = None) -> int:
     """Return the bytes of one row's cache in half precision, by default for the whole context."""
     return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes

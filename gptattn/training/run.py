@@ -27,7 +27,6 @@ from gptattn.machine.device import keep_freed_memory, reset_peak_memory, set_thr
 from gptattn.machine.disk import check_room, expand_path, refuse_taken, remove_partials
 from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import forget_launchers, is_first
-from gptattn.model.cost import estimate_training_bytes
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.metrics import ACCURACY
@@ -35,7 +34,7 @@ from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
 from gptattn.training.contract import check_device, check_layers
-from gptattn.training.preflight import DTYPES, Ready, preflight
+from gptattn.training.preflight import Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 
 if TYPE_CHECKING:
@@ -250,9 +249,9 @@ def _print_outline(ready: Ready, console: Console) -> None:
     if heads := dict.fromkeys(f"{one.num_kv_heads} of {one.num_heads}" for one in softmax):
         table.add_row("key/value heads", ", ".join(heads))
     console.print(table)
-    tokens = cfg.batch_size * cfg.model.context_length // cfg.accumulate // cfg.trainer.processes
-    memory = estimate_training_bytes(ready.model, tokens, DTYPES[cfg.trainer.precision])
-    console.print(f"training takes at least {memory / 1e6:,.0f} MB of memory")
+    # Weights, gradients and at least one average of them; activations come on top.
+    memory = 3 * sum(p.nbytes for p in ready.model.parameters())
+    console.print(f"training takes at least {memory / 1e6:,.0f} MB of memory, and activations")
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":
