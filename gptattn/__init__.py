@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 # How often a waiting thread looks before it sleeps, which libgomp reads when torch is loaded. Its
 # default, 300,000, on a busy machine takes time from the thread that is waited for: docs/speed.md.
 if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # What the package offers in Python, and where it is. It is imported when it is asked for: pandas
 # and torch take seconds.

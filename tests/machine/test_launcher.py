@@ -62,4 +62,4 @@ def test_how_threads_wait_is_the_user_s_choice_first(name, monkeypatch):
         importlib.reload(gptattn)
         assert (os.environ.get("GOMP_SPINCOUNT") or "7", os.environ[name]) == ("7", "7")
     importlib.reload(gptattn)
-    assert int(os.environ["GOMP_SPINCOUNT"]) < 10_000
+    assert int(os.environ["GOMP_SPINCOUNT"]) < 300_000  # libgomp's default
