@@ -45,6 +45,9 @@ def test_a_record_has_the_default_of_a_setting_that_is_newer_and_must_have_each_
     complete_record(record)
     assert build_dataclass(TrainConfig, record) == settings("seed=3")
     assert settings_key(record) == settings_key(asdict(settings("seed=3")))
+    del record["validation"]["tokens"]  # of a run that scored all of the held-out text
+    complete_record(record)
+    assert record["validation"]["tokens"] is None
     for name in ("attn", "model"):
         lacking = {key: value for key, value in record.items() if key != name}
         complete_record(lacking)
