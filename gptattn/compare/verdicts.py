@@ -100,7 +100,7 @@ def difference_words(row: Row, baseline: Row) -> str:
         most, needed = row.runs[-1].max_seeds, d.seeds_needed
         how = f"it is too small for {most} seeds of this budget"
         if needed is not None and needed <= most:
-            how = f"about {needed} seeds would show it, as with seed=range(1,{needed + 1})"
+            how = f"about {needed} seeds would show it, as with 'seed=range(1,{needed + 1})'"
         true = "if the true difference is as large as the one observed"
         return f"{none}: {true}, {nats(abs(d.mean))} nats, {how}"
     # `sweep.until` asks for an interval of this half-width.

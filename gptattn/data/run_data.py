@@ -21,6 +21,7 @@ class RunData(ABC):
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
+    val_limit: int | None = None  # of tokens to score, where it left some out
     scored: float = 1.0  # share of the targets that are scored; the others are IGNORED
 
     @abstractmethod

@@ -73,7 +73,8 @@ class TokenData(RunData):
         self.train = ids[: index.train_tokens]
         self.val = ids[index.val_start :]  # the first is only context
         if request.val_tokens is not None and request.val_tokens < len(self.val) - 1:
-            self.val = self.val[: request.val_tokens + 1]
+            self.val_limit = request.val_tokens
+            self.val = self.val[: self.val_limit + 1]
             self.val_bytes = _count_bytes(self.val[1:], self.tokenizer)
         if index.train_tokens < request.context_length + 1:
             raise ConfigError(

@@ -21,8 +21,11 @@ from gptattn.machine.cpus import usable_cpus
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     """Return the device for `cpu`, `gpu` or `auto`.
 
-    Raises ConfigError, naming the field, for `gpu` without a GPU.
+    Raises ConfigError, naming the field, for `gpu` without a GPU, and for `mps`.
     """
+    if accelerator == "mps":
+        why = "torch computes causal attention wrongly there (pytorch#195910)"
+        raise ConfigError(field, f"mps is not supported: {why}; use {field}=cpu")
     if accelerator == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():

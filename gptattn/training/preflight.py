@@ -100,7 +100,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     model = make_model(cfg, tokenizer.vocab_size, device, plans)
     source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
     data = data or build_data(cfg, tokenizer)
-    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    validation = replace(cfg.validation, tokens=data.val_limit)
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings(), validation=validation)
     made = None, ""
     if cfg.init_from is not None and source is None:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

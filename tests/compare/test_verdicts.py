@@ -242,7 +242,7 @@ def test_differences_not_shown_are_bounded_or_need_more_seeds(half_width, said, 
 
 @pytest.mark.parametrize(
     ("most", "said"),
-    [(50, "50 seeds would show it, as with seed=range(1,51)"), (49, "small for 49 seeds")],
+    [(50, "50 seeds would show it, as with 'seed=range(1,51)'"), (49, "small for 49 seeds")],
 )
 def test_more_seeds_are_asked_for_up_to_the_most(most, said):
     more = (0.01, -0.01, 0.02, -0.005, 0.01)  # needs 50 (`SAID`)

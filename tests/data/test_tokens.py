@@ -136,7 +136,9 @@ def test_only_the_beginning_is_scored_if_a_run_asks_for_it(gpt2, tmp_path):
     assert part.val.tolist() == whole.val[:10].tolist()
     assert part.val_bytes == len(read_sides(part)[1].encode())
     assert part.facts()["val_tokens"] == 9
-    assert load(text, tmp_path, gpt2, val_tokens=10_000).facts() == whole.facts()
+    enough = load(text, tmp_path, gpt2, val_tokens=10_000)
+    assert enough.facts() == whole.facts()
+    assert [data.val_limit for data in (whole, part, enough)] == [None, 9, None]
 
 
 def test_gpt2s_end_of_text_stands_between_documents(gpt2, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import train
 
+from gptattn.errors import ConfigError
 from gptattn.machine.device import peak_memory_mb, reset_peak_memory
 from gptattn.machine.ending import as_user_error
 
@@ -36,6 +37,8 @@ def test_a_mac_s_gpu_is_not_taken_and_the_run_says_so(tmp_path, monkeypatch, cap
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     train(tmp_path, "trainer.accelerator=auto")
     assert "note: half precision is wrong on MPS" in capfd.readouterr().out
+    with pytest.raises(ConfigError, match="is not supported"):
+        train(tmp_path, "trainer.accelerator=mps")
 
 
 def test_windows_which_lacks_parts_of_the_system_can_import_and_measure_everything():
