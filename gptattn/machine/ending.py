@@ -118,6 +118,8 @@ def run_command(
         try:
             run()
         except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's, with exit code 1
+                raise end.__context__ from None
             code = int(end.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -43,10 +43,6 @@ class AttentionLog(L.Callback):
         log_row(trainer.loggers, found, trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        if stage == "validate":  # a run of 0 steps has no `on_train_end`
-            self.on_train_end(trainer, pl_module)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         model, step = pl_module.model, trainer.global_step
         if not model.layers_with_maps():
             return

@@ -116,7 +116,7 @@ class MetricRows(L.Callback):
         if trainer.global_step > self.state.logged_step:
             self._log(trainer, pl_module)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         steps = self.state.step_seconds
         speed = self._speed_row(median(steps)) if steps else {}
         self._record(trainer, speed | {MEMORY: peak_memory_mb(pl_module.device)})
@@ -175,10 +175,6 @@ class MetricRows(L.Callback):
         self._record(trainer, row)
         reached = self.cfg.budget.reached(row.get(ACCURACY))
         self.state.complete = row["progress/budget"] >= 1.0 or reached
-
-    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        if stage == "validate":  # a run of 0 steps has no `on_train_end`
-            self.on_train_end(trainer, pl_module)
 
 
 def read(value: Tensor) -> float | None:

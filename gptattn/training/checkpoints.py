@@ -51,7 +51,6 @@ class Checkpoints(Checkpoint):
         self.run, self.clock, self.record = run, clock, record
         self.signum = 0  # of the first signal that asked for the end
         self._in_step = False
-        self._handlers: dict[int, Any] = {}
         self._step = 0  # the newest that has ended
 
     def on_save_checkpoint(
@@ -65,9 +64,10 @@ class Checkpoints(Checkpoint):
         self.state.store(checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # Lightning's own handlers end a run with exit code 0 and save nothing.
+        # Lightning's own handlers end a run with exit code 0 and save nothing. It restores all that
+        # were there before the run.
         for number in handled_signals():
-            self._handlers[number] = signal.signal(number, self._note)
+            signal.signal(number, self._note)
         self._step = trainer.global_step
         if generators := self.state.generators:
             # As late as possible, so that nothing draws from them before the first step.
@@ -154,13 +154,6 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
             remove_old(self.run, path)
-
-    def teardown(self, *args: Any, **kwargs: Any) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
-
-    on_exception = teardown  # Lightning calls no teardown after an exception
 
 
 def read_generators() -> dict[str, Any]:

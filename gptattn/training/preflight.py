@@ -6,16 +6,12 @@ The run then uses the model, data and costs from here: nothing is built, loaded 
 import math
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gptattn.build.data import build_data, build_tokenizer
 from gptattn.build.match import apply_match
@@ -186,29 +182,16 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
 
     Raises ConfigError if it cannot be built, or be trained in the memory of the device.
     """
-    seed_everything(cfg.seed)
-    with torch.device("meta" if plans else "cpu"), _check_memory(device):
-        return build_model(cfg, vocab_size)
-
-
-@contextmanager
-def _check_memory(device: torch.device) -> Iterator[None]:
-    """Refuse a model that is built in this block once its parameters need too much memory."""
     available = math.inf
-    if hasattr(os, "sysconf"):  # not on Windows
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if device.type == "cuda":
         available = torch.cuda.mem_get_info(device)[1]
-    numbers: dict[int, int] = {}  # by identity: a tied parameter counts once
-
-    def count(module: nn.Module, name: str, parameter: Tensor) -> None:
-        numbers[id(parameter)] = parameter.numel()
-        if 16 * sum(numbers.values()) > available:  # weights, gradients, AdamW's averages
-            needed = f"needs more than the {available / 1e9:,.0f} GB there are; use a smaller model"
-            raise ConfigError("model", needed)
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
+    elif hasattr(os, "sysconf"):  # not on Windows
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with torch.device("meta"):
+        shapes = build_model(cfg, vocab_size)
+    # Weights, gradients, AdamW's averages.
+    if 16 * sum(parameter.numel() for parameter in shapes.parameters()) > available:
+        needed = f"needs more than the {available / 1e9:,.0f} GB there are; use a smaller model"
+        raise ConfigError("model", needed)
+    seed_everything(cfg.seed)
+    return shapes if plans else build_model(cfg, vocab_size)

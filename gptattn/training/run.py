@@ -163,12 +163,7 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
         for block in ready.model.layers() if cfg.compile else ():
             block.compile()  # in place: names in checkpoints stay, and all share the compiled code
         loggers = _open_loggers(ready, held, at_end) if is_first() else []
-        try:
-            steps = _fit(ready, held, console, loggers)
-        except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
-            if isinstance(ended.__context__, KeyboardInterrupt):
-                raise KeyboardInterrupt from ended
-            raise
+        steps = _fit(ready, held, console, loggers)
         summary = summarise(ready, held.path.name, threads, steps)
         if is_first():
             held.write_settings(cfg)  # again, in case it was removed
