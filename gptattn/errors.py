@@ -7,6 +7,11 @@ import re
 NO_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
+# What a JSON file can raise that was half-written or edited by hand.
+DAMAGE = (
+    *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
+    RecursionError,  # of deeply nested brackets
+)
 
 
 class UserError(Exception):

@@ -51,7 +51,7 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     table = metrics.pivot(index="step", columns="metric", values="value").reset_index()
     table = table.reindex(columns=[*NAMES]).rename(columns=NAMES).astype(np.float64)
     train, val = (_curve(table, kind) for kind in ("train", "val"))
-    curves = {"train": _average_stretches(train), "val": _thin_out(val)}
+    curves = {"train": _average_stretches(train), "val": val}
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
@@ -94,13 +94,6 @@ def _average_stretches(curve: DataFrame) -> DataFrame:
     if len(curve) <= POINTS:
         return curve
     return DataFrame(curve.groupby(np.arange(len(curve)) * POINTS // len(curve)).mean())
-
-
-def _thin_out(curve: DataFrame) -> DataFrame:
-    """Return at most POINTS of the points, including the first and the last, unchanged."""
-    if len(curve) <= POINTS:
-        return curve
-    return curve.iloc[np.linspace(0, len(curve) - 1, POINTS).astype(int)]
 
 
 @dataclass(frozen=True)

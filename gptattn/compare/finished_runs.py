@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gptattn import command
-from gptattn.errors import DataError
+from gptattn.errors import DAMAGE, DataError
 from gptattn.machine.disk import expand_path, walk_once
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
@@ -31,16 +31,6 @@ OF_PROVENANCE = ("text", "device", "init_from")
 # The attention track's entries, and those at its gate, by the folder of an experiment's runs.
 SHIPPED = {name: CONF.parent / "benchmarks" / name for name in ("track", "track_gate")}
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
-DAMAGE = (  # raised by a file that was half-written or edited by hand
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    msgspec.MsgspecError,
-)
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -163,7 +153,7 @@ def _reason(error: Exception, folder: Path) -> str:
         return "not finished" if failure is None else f"failed: {failure.get('error')}"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
-    return f"{error}" if isinstance(error, ValueError | msgspec.MsgspecError) else repr(error)
+    return f"{error}" if isinstance(error, ValueError) else repr(error)
 
 
 def _run_folders(path: Path, seen: set[str], skipped: list[str]) -> Iterator[Path]:

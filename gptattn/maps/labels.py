@@ -34,14 +34,9 @@ def _show(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
     if not character.isprintable():
-        return name_code_point(character)
+        return f"U+{ord(character):04X}"
     # A combining accent would be drawn on the character before it.
     return f"◌{character}" if unicodedata.combining(character) else character
-
-
-def name_code_point(character: str) -> str:
-    """Return the character's code point, as U+202E."""
-    return f"U+{ord(character):04X}"
 
 
 def shorten(label: str, longest: int = LONGEST) -> str:

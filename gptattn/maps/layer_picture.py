@@ -2,8 +2,8 @@
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from gptattn.maps.labels import name_code_point, shorten
+from gptattn.maps.labels import shorten
 
 COLUMNS = 4  # panels side by side
 MIN, MAX = 2.3, 5.2  # limits of a panel's side in inches
@@ -42,13 +42,15 @@ def draw_layer(
     height = TOP + rows * side + (rows - 1) * GAP + LABELS
     every = math.ceil(T * PER_LABEL / side)
     shown = range(0, T, every)
-    names = [_spell_missing(shorten(labels[i])) for i in shown]
+    names = [shorten(labels[i]) for i in shown]
     if every > 1:
         names = [f"{i} {name}" for i, name in zip(shown, names, strict=True)]
     seen_HTS = np.where(np.tri(T, dtype=bool), w_HTS, np.nan)
-    with rc_context({**STYLE, "font.family": [*load_fonts()]}):
+    fonts = [font for font in FONTS if font in font_manager.get_font_names()]
+    with rc_context({**STYLE, "font.family": fonts}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         figure = Figure(figsize=(width, height))
-        figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
+        figure.text(0.15 / width, 1 - 0.3 / height, title, fontsize=10)
         norm = PowerNorm(0.5, 0, 1)
         colours = ScalarMappable(norm, "viridis")
         for head in range(H):
@@ -70,17 +72,3 @@ def draw_layer(
         FigureCanvasAgg(figure)
         figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
     return out.getvalue()
-
-
-@cache
-def load_fonts() -> dict[str, Any]:
-    """Return those of FONTS that are installed, by name."""
-    names = [name for name in FONTS if name in font_manager.get_font_names()]
-    return {name: font_manager.get_font(font_manager.findfont(name)) for name in names}
-
-
-def _spell_missing(text: str) -> str:
-    """Return the text, with the code points of characters that the fonts lack in their place."""
-    fonts = load_fonts().values()
-    drawn = {c for c in text if any(font.get_char_index(ord(c)) for font in fonts)}
-    return "".join(c if c in drawn else name_code_point(c) for c in text)

@@ -10,7 +10,7 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
-from gptattn.errors import ConfigError, NumericError, UserError
+from gptattn.errors import DAMAGE, ConfigError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import CONF, TrainConfig, check
@@ -203,6 +203,6 @@ def _index_by_settings(home: Path) -> dict[str, list[RunFolder]]:
                 continue  # it was stopped while it was extended
             key = settings_key(run.read_settings(), *(made.budgets[:1] if made else ()))
             runs.setdefault(key, []).append(run)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        except DAMAGE:
             continue  # an incomplete record does not count: the run is made again
     return runs

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
-from gptattn.errors import ConfigError
+from gptattn.errors import DAMAGE, ConfigError
 from gptattn.runs.folder import TUNING, RunFolder, find_done
 from gptattn.settings.config import Positive, Share
 from gptattn.settings.identity import settings_key
@@ -216,7 +216,7 @@ def mark_replaced(chosen: Sequence[Plan]) -> int:
         try:
             settings = folder.read_settings()
             cell, rate = make_cell_key(settings), float(settings["optim"]["lr"])
-        except (OSError, ValueError, LookupError, TypeError):  # a damaged record
+        except DAMAGE:
             continue
         if rate == best.get(cell):
             folder.replaced_file.unlink(missing_ok=True)

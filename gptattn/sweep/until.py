@@ -29,8 +29,8 @@ class Until:
     def __init__(self, home: Path, plans: Sequence[Plan]) -> None:
         """Take the plans' seeds as the first stage, or those that the sweep in `home` began with.
 
-        Raises ConfigError for too few seeds, for results of other code, and for a sweep that began
-        with seeds that the plans lack: a second stage must not pass for a first.
+        Raises ConfigError for too few seeds, and for a sweep that began with seeds that the plans
+        lack: a second stage must not pass for a first.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
@@ -40,10 +40,6 @@ class Until:
                 FIELD,
                 f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to begin with, not {len(given)}; "
                 "give seed=1,2,3,4,5",
-            )
-        if sweep.keep_stale:
-            raise ConfigError(
-                FIELD, "cannot be combined with sweep.keep_stale: more seeds would be of other code"
             )
         before = read_two_stages(home)
         if before is not None and not set(before.first) <= set(given):

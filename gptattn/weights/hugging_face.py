@@ -11,7 +11,7 @@ from torch import Tensor
 from gptattn.attention import Attention
 from gptattn.build.model import build_model
 from gptattn.data import bpe
-from gptattn.errors import CheckpointError, ConfigError, DataError, NumericError
+from gptattn.errors import DAMAGE, CheckpointError, ConfigError, DataError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
 from gptattn.runs.tensor_file import read_tensors, write_tensors
@@ -26,16 +26,6 @@ INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
 FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", bpe.FILE)
 GPT2_END = 50256  # <|endoftext|>
 TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
-# What unexpected content of a JSON file can raise: deeply nested brackets a RecursionError.
-UNEXPECTED = (
-    OSError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    RecursionError,
-)
 
 
 def find_family(folder: Path) -> Family | None:
@@ -51,7 +41,7 @@ def find_family(folder: Path) -> Family | None:
         name = json.loads(file.read_bytes()).get("model_type", GPT2.name)
         if name not in FAMILIES:
             raise ValueError(f"model_type is {name!r:.60}, but must be one of {[*FAMILIES]}")
-    except UNEXPECTED as error:
+    except DAMAGE as error:
         raise _unusable(file, error) from None
     return FAMILIES[name]
 
@@ -83,7 +73,7 @@ def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
         cfg = family.make_settings(family.read_values(json.loads(file.read_bytes())), tokenizer)
         assert cfg.model.vocab_size is not None
         model = build_model(cfg, cfg.model.vocab_size)
-    except (*UNEXPECTED, ConfigError) as error:
+    except (*DAMAGE, ConfigError) as error:
         raise _unusable(file, error) from None
     # The file may also contain a tied head.
     skipped = (*family.skipped, *([f".{HEAD}.weight"] if cfg.block.tied_head else []))
@@ -196,7 +186,7 @@ def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[st
             files = sorted(
                 {Path(name).name for name in json.loads(index.read_bytes())["weight_map"].values()}
             )
-        except UNEXPECTED as error:
+        except DAMAGE as error:
             raise _unusable(index, error) from None
     found: dict[str, Tensor] = {}
     for file in files:

@@ -60,21 +60,17 @@ def test_the_picture_has_colour_where_the_weight_is():
 
 
 def test_any_text_can_stand_in_a_picture():
-    # A glyph that the font lacks would be a warning, and here warnings are errors.
     labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", make_visible("\0")]
     png = draw_layer(causal(5, 7), labels, ["h"] * 5, make_visible(HOSTILE))
     assert png.startswith(b"\x89PNG")
 
 
-def test_a_character_is_drawn_by_any_font_that_has_it_and_else_named(monkeypatch):
+def test_a_character_is_drawn_by_any_font_that_has_it(monkeypatch):
+    before = draw_layer(causal(1, 3), ["\u23b0", "b", "a"], ["h"], "t")
     # It comes with matplotlib, and has this character, which DejaVu Sans lacks.
     monkeypatch.setattr(figure, "FONTS", ("DejaVu Sans", "not installed", "STIXSizeOneSym"))
-    figure.load_fonts.cache_clear()
-    labels = ["\u23b0", "中", "a"]
-    drawn = draw_layer(causal(1, 3), labels, ["h"], "t")
-    assert drawn != draw_layer(causal(1, 3), ["U+23B0", *labels[1:]], ["h"], "t")
-    assert drawn == draw_layer(causal(1, 3), ["\u23b0", "U+4E2D", "a"], ["h"], "t")
-    figure.load_fonts.cache_clear()
+    drawn = draw_layer(causal(1, 3), ["\u23b0", "b", "a"], ["h"], "t")
+    assert drawn != before
 
 
 def page(w_LHTS: np.ndarray, labels: list[str]) -> str:

@@ -102,11 +102,6 @@ def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_o
         (["optim.lr=1"], {"tune": {"lr": [1e-3], "seed": 0}}, "optim.lr: combined"),
         (["seed=1,2", "sweep.until=0.1"], {}, "sweep.until: 5 seeds"),
         (
-            ["seed=1,2,3,4,5", "sweep.until=0.1", "sweep.keep_stale=true"],
-            {},
-            "sweep.until: sweep.keep_stale",
-        ),
-        (
             [],
             {"variants": ["attn=gqa attn.num_kv_heads=3"]},
             "attn.num_kv_heads: in hydra.sweeper.variants: attn=gqa attn.num_kv_heads=3",
