@@ -8,7 +8,15 @@ from gptattn.compare.rows import RATE, WIDTH
 from gptattn.runs.overrides import ATTENTION
 from gptattn.settings.config import OF_BLOCK
 
-MAX_NAMES = 5  # module names in one line
+LISTED = 6  # names in one sentence
+
+
+def listed(items: Sequence[str]) -> str:
+    """Join names with commas and `and`; of more than seven, six and how many more."""
+    if len(items) > LISTED + 1:
+        items = [*items[:LISTED], f"{len(items) - LISTED} more"]
+    *start, last = items
+    return f"{', '.join(start)} and {last}" if start else last
 
 
 def differences_in_settings(
@@ -68,9 +76,7 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
     modules = Counter(name for name, _ in versions)
     differing = sorted(name for name, count in modules.items() if count > 1)
     if differing:
-        names = ", ".join(differing[:MAX_NAMES])
-        names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
-        lines.append(f"the runs differ in code that affects results: {names}")
+        lines.append(f"the runs differ in code that affects results: {listed(differing)}")
     for name, found in environments(runs):
         values = [_short(value) for value in found]
         if len(set(values)) > 1 and name != "platform":

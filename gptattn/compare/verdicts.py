@@ -1,13 +1,13 @@
 """States in words what the runs support, and no more."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from gptattn.compare.comparison import Comparison, Row, Section
+from gptattn.compare.differences import listed
 from gptattn.compare.statistics import ALPHA, RESOLUTION, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SPEED_RATIO
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
-LISTED = 6  # names in one sentence
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
 
 
@@ -35,14 +35,6 @@ def seed_words(counts: Iterable[int]) -> str:
     ordered = sorted(counts)
     low, high = ordered[0], ordered[-1]
     return f"{low} seed{'s' * (low > 1)}" if low == high else f"{low} to {high} seeds"
-
-
-def listed(items: Sequence[str]) -> str:
-    """Join names with commas and `and`; of more than seven, six and how many more."""
-    if len(items) > LISTED + 1:
-        items = [*items[:LISTED], f"{len(items) - LISTED} more"]
-    *start, last = items
-    return f"{', '.join(start)} and {last}" if start else last
 
 
 def headline(comparison: Comparison) -> str:

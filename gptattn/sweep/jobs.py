@@ -37,6 +37,7 @@ def list_jobs(
     """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
+    shared = [override.key_or_group for override in given]
     jobs: list[Job] = []
     for variant in variants or [""]:
         try:
@@ -46,15 +47,9 @@ def list_jobs(
                 VARIANTS, f"{variant!r} cannot be read; write name=value name=value, as a command"
             ) from None
         for key in (override.key_or_group for override in own):
-            if re.match(r"hydra([./]|$)", key):
+            if key in shared or re.match(r"hydra([./]|$)", key):
                 raise ConfigError(
-                    VARIANTS,
-                    f"{variant!r} sets {key}, which all runs of a sweep share; give it outside the "
-                    "list",
-                )
-            if key in [override.key_or_group for override in given]:
-                raise ConfigError(
-                    key, f"is also in {VARIANTS}, {variant!r}; leave it out, or give another list"
+                    key, f"is one for all runs; leave it out of {VARIANTS}, {variant!r}"
                 )
         values = product(*map(_list_values, [*own, *given]))
         jobs += [Job(list(overrides), variant) for overrides in values]

@@ -4,7 +4,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.plan import Plan
@@ -32,8 +31,8 @@ Stages = Generator[Stage, Results, int]  # returns an exit code: 0, or why a sta
 def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
     """Return how many of these runs run at once, and the threads of each; None: as they are set.
 
-    Models whose step is small get a core each; others have all cores, one after the other. Raises
-    ConfigError if there are fewer cores than `sweep.jobs` needs.
+    At most as many as there are cores for. Models whose step is small get a core each; others have
+    all cores, one after the other.
     """
     from gptattn.machine.device import resolve_device
 
@@ -43,17 +42,12 @@ def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
     if resolve_device(cfg.trainer.accelerator).type != "cpu":
         return asked or 1, None
     most = max(1, cores // (threads or 1))
-    if asked is not None and asked > most:
-        needs = f" with {threads} threads each" if threads else ""
-        raise ConfigError(
-            "sweep.jobs", f"{asked} runs at once{needs} are too many here; give at most {most}"
-        )
     work = max(
         (12 * one.model.num_layers * one.model.d_model**2)
         * (one.batch_size // one.accumulate)
         * one.model.context_length
         for one in cfgs
     )
-    jobs = asked or (most if threads or work <= SMALL_STEP else 1)
-    jobs = min(jobs, len(cfgs))
+    auto = most if threads or work <= SMALL_STEP else 1
+    jobs = min(asked or auto, most, len(cfgs))
     return jobs, None if threads or jobs == 1 else max(1, cores // jobs)

@@ -62,8 +62,7 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("attention_map", ["prompt=" + "Line " * 9], 3, "prompt: 45 tokens"),
         ("evaluate", ["lengths=[0]"], 2, "lengths: >= 1"),
         ("evaluate", ["lengths=[1000]"], 2, "lengths: held-out"),
-        ("compare", ["ship=true", "markdown=true"], 2, "ship: markdown=true"),
-        ("compare", ["ship=true", "files=false"], 2, "ship: files=false"),
+        ("compare", ["ship=true"], 2, "ship: attention track"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(

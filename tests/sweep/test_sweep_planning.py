@@ -110,9 +110,8 @@ def test_runs_at_once_and_their_threads_share_the_cores(cfg, monkeypatch):
     assert share("auto", None, runs=3) == (3, 2)
     assert share("auto", None, runs=1) == (1, None)
     assert share("auto", None, width=65_536) == (1, None)  # a large step has all cores
-    for jobs, threads in ((9, None), (5, 2)):
-        with refuses("sweep.jobs: at most"):
-            share(jobs, threads)
+    assert share(9, None) == (8, 1)
+    assert share(5, 2) == (4, None)  # there are cores for four
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     gpu = replace(cfg, trainer=replace(cfg.trainer, accelerator="gpu", threads=None))
     assert share_machine([gpu] * 20) == (1, None)

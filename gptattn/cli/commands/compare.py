@@ -51,21 +51,13 @@ def run(arguments: Sequence[str]) -> None:
     Raises a UserError for wrong arguments, and if a folder has no finished run.
     """
     args = parse(Arguments, arguments)
-    if args.ship and (args.markdown or not args.files):
-        which = "markdown=true" if args.markdown else "files=false"
-        raise ConfigError("ship", f"writes files, and {which} none; leave one of them out")
     homes = {folder: experiment for experiment, folder in SHIPPED.items()}
-    if len(args.folder) == 1 and args.folder[0].resolve() in homes:
-        if args.ship:
-            raise ConfigError("ship", "these entries are shipped already; leave it out")
-        _report_track(args, [], [], homes[args.folder[0].resolve()])
-        return
+    experiment = homes.get(args.folder[0].resolve()) if len(args.folder) == 1 else None
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
-    runs, skipped = read_runs(args.folder)
-    if (experiment := find_experiment(runs)) is not None:
+    runs, skipped = ([], []) if experiment else read_runs(args.folder)
+    if (experiment := experiment or find_experiment(runs)) is not None:
         _report_track(args, runs, skipped, experiment)
         return
-
     if args.ship:
         raise ConfigError("ship", "these are not runs of the attention track; leave it out")
 
@@ -150,9 +142,9 @@ def _report_track(
     table = track_table(track)
     if args.markdown:
         print(table.to_markdown(), *(f"- {note}" for note in table.notes), sep="\n")
-        return
-    table.print(make_console())
-    if track.rows and args.files and (runs or args.out):
+    else:
+        table.print(make_console())
+    if track.rows and args.files and not args.markdown and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
         claim_folder(out, "report", "out", *FILES)
         print(f"figure: {write_track(track, out)}")

@@ -11,7 +11,6 @@ from gptattn.build.data import build_tokenizer
 from gptattn.build.model import build_model
 from gptattn.cli.arguments import PACKAGES, Seed, option, parse, run_script
 from gptattn.data import hub
-from gptattn.data.bpe import find_file
 from gptattn.data.tokenizer import write_files
 from gptattn.errors import ConfigError
 from gptattn.machine.disk import expand_path, refuse_taken
@@ -66,8 +65,7 @@ def load_source(args: Arguments) -> SavedRun:
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
     if not bare or args.to != "hf":  # which has no use for the byte tokenizer
         # A Llama's own is often of another kind.
-        kind = " that tokenizer=gpt2 reads" if find_file(folder) else ""
-        lacks, ids = f"no tokenizer{kind} found; ", tokenizer.vocab_size
+        lacks, ids = "no tokenizer that tokenizer=gpt2 reads; ", tokenizer.vocab_size
         if model.vocab_size < ids:
             whose = f"{lacks}the byte tokenizer" if bare else "the tokenizer"
             has = f"has {ids:,} ids, the model {model.vocab_size:,}"
