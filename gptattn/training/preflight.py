@@ -187,7 +187,10 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
         available = torch.cuda.mem_get_info(device)[1]
     elif hasattr(os, "sysconf"):  # not on Windows
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with torch.device("meta"):
+    try:
+        with torch.device("meta"):
+            shapes = build_model(cfg, vocab_size)
+    except RuntimeError:  # a constructor reads values, which shapes alone do not have
         shapes = build_model(cfg, vocab_size)
     # Weights, gradients, AdamW's averages.
     if 16 * sum(parameter.numel() for parameter in shapes.parameters()) > available:
