@@ -246,7 +246,11 @@ def make_section(
     losses; its pair with the baseline is not tested again.
     """
     asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
-    metrics = {name: estimate_metrics(runs, asked) for name, runs in groups.items()}
+    metrics = dict[str, dict[str, Estimate]]()
+    for name, runs in groups.items():
+        # Over all seeds, with `sweep.until` too: only differences decided how many there are.
+        values = {m: [run.metrics[m] for run in runs if m in run.metrics] for m in asked}
+        metrics[name] = {m: statistics.estimate(own) for m, own in values.items() if own}
     notes = compare_speeds(groups, baseline, metrics)
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
@@ -287,13 +291,6 @@ def make_section(
         [*warnings],
         notes,
     )
-
-
-def estimate_metrics(members: Sequence[Run], metrics: Sequence[str]) -> dict[str, Estimate]:
-    """Return the mean and interval of each of the metrics that one of the runs has."""
-    # Over all seeds, with `sweep.until` too: only differences decided how many there are.
-    values = {m: [run.metrics[m] for run in members if m in run.metrics] for m in metrics}
-    return {metric: statistics.estimate(own) for metric, own in values.items() if own}
 
 
 def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:

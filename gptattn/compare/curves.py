@@ -31,7 +31,7 @@ NAMES = {
     LOSS: "val",
 }
 COLUMNS = ["step", "tokens", "flops", "loss"]
-POINTS = 400  # kept per run and curve, and per mean over seeds with different points
+POINTS = 400  # kept of a run's training loss, and per mean over seeds with different points
 # For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
 MIN_FOR_BAND = 3
 MIN_VALIDATIONS = 4  # with fewer points, plot the training loss instead
@@ -51,7 +51,8 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     table = metrics.pivot(index="step", columns="metric", values="value").reset_index()
     table = table.reindex(columns=[*NAMES]).rename(columns=NAMES).astype(np.float64)
     train, val = (_curve(table, kind) for kind in ("train", "val"))
-    curves = {"train": _average_stretches(train), "val": val}
+    stretches = np.arange(len(train)) * POINTS // max(POINTS, len(train))
+    curves = {"train": train.groupby(stretches).mean(), "val": val}
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
@@ -87,13 +88,6 @@ def _curve(table: DataFrame, kind: str) -> DataFrame:
     """Return the complete points by step."""
     curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
     return curve.loc[(curve.abs() < LARGEST).all(axis=1)]  # drops NaN and infinity, too
-
-
-def _average_stretches(curve: DataFrame) -> DataFrame:
-    """Return at most POINTS points, each the mean over a stretch of rows."""
-    if len(curve) <= POINTS:
-        return curve
-    return DataFrame(curve.groupby(np.arange(len(curve)) * POINTS // len(curve)).mean())
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,7 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
     differing = sorted(name for name, count in modules.items() if count > 1)
     if differing:
         lines.append(f"the runs differ in code that affects results: {listed(differing)}")
-    for name, found in environments(runs):
-        values = [_short(value) for value in found]
+    for name, values in environments(runs):
         if len(set(values)) > 1 and name != "platform":
             lines.append(f"the runs differ in {name} ({count_values(values)})")
     return lines
@@ -90,12 +89,6 @@ def environments(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         (key.removeprefix("libraries."), [run.environment.get(key, "unknown") for run in runs])
         for key in sorted({key for run in runs for key in run.environment})
     ]
-
-
-def _short(value: str) -> str:
-    """Shorten a commit to twelve digits, and keep a `-dirty` mark."""
-    commit, dash, dirty = value.partition("-dirty")
-    return f"{commit[:12] if len(commit) == 40 else commit[:40]}{dash}{dirty}"
 
 
 def _count_runs(count: int) -> str:
