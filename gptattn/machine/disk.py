@@ -52,8 +52,6 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno == errno.ENOENT:
-            raise DiskError(str(path.parent), "was removed or moved; start again") from error
         if error.errno not in REFUSALS:
             raise
         way = "give another folder"

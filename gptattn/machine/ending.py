@@ -143,11 +143,8 @@ def report(error: Exception, debug: bool = False) -> int:
     message = str(known)
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
-        message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it"
-        frames = traceback.extract_tb(error.__traceback__)
-        ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
-        if ours:
-            message += f", unless {os.path.relpath(ours[-1].filename)}:{ours[-1].lineno} is yours"
+        message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it, "
+        message += "unless the traceback ends in code of yours"
     if isinstance(known, ForeignError) and not debug:
         message += "; HYDRA_FULL_ERROR=1 shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()

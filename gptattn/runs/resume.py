@@ -50,18 +50,10 @@ def find_start(folder: RunFolder, cfg: TrainConfig, model: GPT) -> tuple[Path | 
     Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
     or if none that it has is good.
     """
-    if not cfg.checkpoint:
-        raise CheckpointError(
-            "resume",
-            f"{folder.path} was made with checkpoint=false; start again with checkpoint=true",
-        )
     known = folder.known_checkpoints()
-    if cfg.budget.steps != 0 and folder.done and not known:
-        raise CheckpointError(
-            "resume",
-            f"{folder.path} is finished and its checkpoints are gone; start a new run for more "
-            "steps",
-        )
+    if not cfg.checkpoint or (cfg.budget.steps != 0 and folder.done and not known):
+        why = "was made with checkpoint=false, or its checkpoints are gone"
+        raise CheckpointError("resume", f"{folder.path} {why}; start a new run")
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not known:
         return None, RunState()
@@ -77,14 +69,10 @@ def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
     for name, setting, what in (
         ("text_sha256", "data", "the text"),
         ("tokenizer", "tokenizer", "the tokenizer"),
+        ("device", "trainer.accelerator", "the device"),
     ):
         if was[name] != now[name]:
             raise ConfigError(setting, f"{what} has changed since the run began; restore it")
-    if was["device"] != now["device"]:
-        raise ConfigError(
-            "trainer.accelerator",
-            f"the run began on {was['device']}, and this is {now['device']}; resume it there",
-        )
     for name in ("torch", "processes"):
         if was[name] != now[name]:
             print(

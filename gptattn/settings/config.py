@@ -311,19 +311,13 @@ def check(cfg: TrainConfig) -> None:
     build_dataclass(type(cfg), asdict(cfg))  # `replace` may have put something in
     if cfg.name is not None and not (cfg.name.isprintable() and cfg.name.strip()):
         raise ConfigError("name", "is blank or not printable; give another, or null")
-    if cfg.batch_size % cfg.accumulate:
-        raise ConfigError(
-            "accumulate",
-            f"{cfg.accumulate} does not divide batch_size={cfg.batch_size}; "
-            f"one of {[n for n in range(1, cfg.batch_size + 1) if cfg.batch_size % n == 0]}",
-        )
     shares = cfg.trainer.processes * cfg.accumulate
     if cfg.batch_size % shares:
         raise ConfigError(
-            "batch_size",
-            f"{cfg.batch_size} sequences do not divide evenly among accumulate={cfg.accumulate} "
-            f"micro-batches of {cfg.trainer.processes} processes (trainer.devices * "
-            f"trainer.num_nodes); give a multiple of {shares}",
+            "accumulate",
+            f"{cfg.accumulate} micro-batches of each of {cfg.trainer.processes} processes "
+            "(trainer.devices * trainer.num_nodes) do not divide the sequences of "
+            f"batch_size={cfg.batch_size}; change it to a multiple of {shares}, or accumulate",
         )
     given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
     if len(given) > 1:

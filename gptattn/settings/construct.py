@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
@@ -60,18 +59,12 @@ def check_targets(
                 found.add(folder)
             elif not _is_in(value, allow_targets):
                 top = value[:100].partition(".")[0]
-                if top.isidentifier() and find_spec(top) is None:
-                    near = get_close_matches(top, [file.stem for file in Path.cwd().glob("*.py")])
-                    meant = f"; did you mean {near[0]}? If" if near else "; if"
-                    raise ForeignTarget(
-                        field,
-                        f"no module {top} is in this folder or installed{meant} it is elsewhere, "
-                        f"and you trust it, add allow_targets=[{top}]",
-                    )
+                near = get_close_matches(top, [file.stem for file in Path.cwd().glob("*.py")])
+                meant = f"did you mean {near[0]}? Else " if near else ""
                 raise ForeignTarget(
                     field,
                     f"{value[:100]} is outside of {', '.join([*PACKAGES, *allow_targets])} and of "
-                    f"this folder; add allow_targets=[{top}], if you trust it",
+                    f"this folder; {meant}add allow_targets=[{top}], if you trust it",
                 )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):

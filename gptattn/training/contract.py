@@ -79,10 +79,6 @@ class Stack:
         return torch.randn(2, min(TOKENS, last.context_length), last.d_in, dtype=dtype)
 
 
-class WrongOutput(BrokenLayer):
-    """A layer's output has another shape or type than its x asks for."""
-
-
 class LeastExact(TorchDispatchMode):
     """Finds the tolerance for the code run in this context: some modules insist on float32."""
 
@@ -125,7 +121,7 @@ def check_layers(cfg: TrainConfig) -> list[str]:
                     notes |= dict.fromkeys(check_stack(stack, dtype))
             break
         except Exception as error:  # it may take other sizes, or another type
-            if type(error) is BrokenLayer or (sizes, dtype) == attempts[-1]:
+            if isinstance(error, BrokenLayer) or (sizes, dtype) == attempts[-1]:
                 raise
     _notes[key] = list(notes)
     return _notes[key]
@@ -380,7 +376,7 @@ def run(
 
     Each layer reads the stream to which the ones before it have added. `chunks`: through caches,
     with so many tokens at a time. `documents`: of rows that hold several. `losses`
-    gets the layers' own. Raises a WrongOutput, a ForeignError for an error in a layer that is not
+    gets the layers' own. Raises a ConfigError, a ForeignError for an error in a layer that is not
     ours, and any other as it was raised.
     """
     torch.manual_seed(seed)
@@ -410,7 +406,7 @@ def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared
     if not isinstance(y, Tensor) or list(y.shape) != wanted or not same_type:
         what = f"{list(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
         said = f"{layer.title} returns {what} for x {list(x.shape)} of {x.dtype}"
-        raise WrongOutput(stack.field, f"{said}; return a tensor {wanted} of x's own dtype")
+        raise ConfigError(stack.field, f"{said}; return a tensor {wanted} of x's own dtype")
     return y
 
 
