@@ -64,10 +64,8 @@ def _name_errors(kind: type[UserError], field: str, where: str, advice: str) -> 
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) in REFUSALS:
+        if isinstance(error, UserError | MemoryError) or getattr(error, "errno", None) in REFUSALS:
             raise
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
         raise kind(field, f"{where} cannot be read ({reason}); {advice}") from None
