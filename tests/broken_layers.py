@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention import Cache, MultiHeadAttention, Shared
 
@@ -81,6 +82,16 @@ class BatchNorm(Mixer):
 class NumberOfRows(BatchNorm):
     def mix(self, x):
         return Mixer.mix(self, x) / len(x)
+
+
+class AddsTheFirstRow(BatchNorm):
+    def mix(self, x):
+        return super(BatchNorm, self).mix(x) + x[:1]
+
+
+class CarriesItsStateToTheNextRow(BatchNorm):
+    def mix(self, x):
+        return super(BatchNorm, self).mix(x.flatten(0, 1)[None]).view(x.shape)
 
 
 class DividesByTheLargest(BatchNorm):
@@ -268,11 +279,28 @@ class CacheOffByOne(MultiHeadAttention):
 
 BROKEN: tuple[Any, ...] = (
     *(PeeksOneAhead, DetachedMeanOfAll, TopKBeforeTheMask, ChunkLeak, AverageLength, BatchNorm),
-    *(NumberOfRows, DividesByTheLargest, QuantisesTheBatch, ClipsTheBatch, LouderThanUsual),
+    *(NumberOfRows, AddsTheFirstRow, CarriesItsStateToTheNextRow, DividesByTheLargest),
+    *(QuantisesTheBatch, ClipsTheBatch, LouderThanUsual),
     *(DividesByTheLargestOfItsRow, QuieterThanUsual, RemembersBatches, DropsInEvaluation),
     *(NaNAtOneToken, WrongShape, ReturnsATuple, HalfPrecision, InfiniteGradient, WrongBackward),
     *(WrongBackwardInFloat32, DetachesItsValues, DetachesAGain, ForgetsTheCache, CacheOffByOne),
 )
+
+
+class DropsWholeRows(Mixer):
+    """Sound: stochastic depth, which rarely shows in two rows."""
+
+    def mix(self, x):
+        y = super().mix(x)
+        return y * (torch.rand(len(x), 1, 1) > 0.1) / 0.9 if self.training else y
+
+
+class ComputesAgain(Mixer):
+    """Sound: its forward pass is computed again in backward."""
+
+    def mix(self, x):
+        mix = super().mix
+        return checkpoint(mix, x, use_reentrant=True) if x.requires_grad else mix(x)
 
 
 class IgnoresDropout(Mixer):

@@ -165,11 +165,11 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
 def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     """Check a stack on the CPU in this dtype; return notes. Raises ConfigError, or as `run`."""
     last = stack.layers[-1]
-    dtypes = {p.dtype for p in last.parameters() if p.is_floating_point()}
+    dtypes = {p.dtype for p in last.parameters() if p.is_floating_point() or p.is_complex()}
     dtypes -= {torch.get_default_dtype()}
     if dtypes:
         listed = ", ".join(sorted(map(str, dtypes)))
-        raise stack.fail(f"builds weights of {listed}; leave their dtype out")
+        raise stack.fail(f"builds weights of {listed}; build real ones of torch's default dtype")
     modules = nn.ModuleList(stack.layers).to(dtype)
     pair = stack.draw_x(dtype)
     T = pair.shape[1]
@@ -190,16 +190,19 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
         if not y.isfinite().all():
             raise stack.fail(f"gives NaN or infinity {mode}; look for a row without keys")
         with torch.no_grad():
-            again, reseeded, among = run(stack, pair), run(stack, pair, seed=1), run(stack, changed)
-            drops = bool(differ(reseeded, y, near).any())
-            # Without dropout, whose masks depend on the number of rows, row 0 stands for all.
+            among = run(stack, changed)
+            drew = not torch.equal(torch.get_rng_state(), torch.manual_seed(0).get_state())
+            drops = drew and training
+            again = run(stack, pair), run(stack, pair, seed=0 if drops else 1)
+            # The masks of dropout depend on the number of rows.
+            alone = y if drops else torch.cat([run(stack, row) for row in pair.split(1)])
             moved = differ(among, run(stack, x) if drops else y[:1], near)
-        if differ(again, y, near).any() or (drops and not training):
+        if any(differ(one, y, near).any() for one in again):
             raise stack.fail(
                 f"gives another output for the same x {mode}: it keeps state between batches, or "
                 "is random without self.training and torch's seed; keep state in the cache alone"
             )
-        if moved[0].any():
+        if moved[0].any() or differ(alone, y, near).any():
             raise stack.fail(
                 "gives different outputs when processed without the other rows of a batch, or with "
                 "others; let each output depend on its own row alone"
@@ -283,13 +286,16 @@ def measure(stack: Stack, leaves: Mapping[str, Tensor]) -> Tensor:
 
 def differentiate(stack: Stack, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients of `measure`, by name; that of the outputs' weights is the output."""
+    for leaf in leaves.values():
+        leaf.grad = None
     loss = measure(stack, leaves)
     try:
-        grads = torch.autograd.grad(loss, [*leaves.values()], materialize_grads=True)
+        loss.backward()
     except RuntimeError as error:
         said = f"cannot be trained: backward raises {type(error).__name__}: {error}"
         raise stack.fail(said) from error
-    return dict(zip(leaves, grads, strict=True))
+    found = {name: leaf.grad for name, leaf in leaves.items()}
+    return {k: torch.zeros_like(leaves[k]) if g is None else g for k, g in found.items()}
 
 
 def check_device(cfg: TrainConfig) -> None:

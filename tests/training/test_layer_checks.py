@@ -72,6 +72,8 @@ def test_no_part_is_refused_nor_layers_that_differ():
         ("TorchAttention", {}),
         ("InFloat32", {}),
         ("RoundsStraightThrough", {}),
+        ("DropsWholeRows", {}),
+        ("ComputesAgain", {}),
         pytest.param(
             "x_transformers.x_transformers.Attention",
             {"dim": 64, "heads": 4, "dim_head": 16, "causal": True, "qk_norm": True},
