@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
 from gptattn.compare.board import describe_board, write_board
-from gptattn.compare.comparison import Comparison, Section
+from gptattn.compare.comparison import COSTS, Comparison, Section
 from gptattn.compare.curves import Curves, read_all_curves
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import one_line
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # What we write, and may remove.
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
-FORMER = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_[a-z]+)\.(svg|png)")
+FORMER = re.compile(rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|pareto_({'|'.join(COSTS)}))\.(svg|png)")
 FILES = ("comparison.*", "track.*", "*forest_loss.*", "*loss_*.*", "*pareto_*.*")
 
 

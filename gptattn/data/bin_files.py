@@ -36,7 +36,7 @@ OTHERS = {  # how a file of another format begins -> what it is
     rb".{4}\0{4}\{": "safetensors",  # after the length of its header
     rb"PAR1": "Parquet (data=hf)",
     rb"PK\x03\x04": "a zip file, perhaps of torch.save",
-    rb"\x1f\x8b": "gzip",
+    rb"\x1f\x8b\x08": "gzip",
     rb"([\t-\r -~]|[\xc2-\xf4][\x80-\xbf]{1,3}){64}": "text (data=text, or data=hf for JSON)",
 }
 HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interval_train_1

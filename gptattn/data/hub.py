@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -18,8 +19,7 @@ from gptattn.machine.disk import REFUSALS, expand_path
 
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 PREFIX = "hf:"
-# Suffix of a local file -> its reader in the library `datasets`.
-READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
+SUFFIXES = (".parquet", ".jsonl", ".json", ".arrow")  # of local files
 NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # that `datasets` saves as well
 BATCH_ROWS = 1000  # read at a time
 
@@ -101,27 +101,25 @@ class Rows(TextSource):
             )
         self.name = name or str(path)
         self._text_field, self._files = text_field, []
-        self._streaming = streaming or path is not None
+        self._streaming = streaming
         side = "train" if val_split or val_path else None  # None: the hash of each row decides
-        # Of each part: its side, its name in messages, and what `datasets` is asked for.
-        self._parts: list[tuple[str | None, str, dict[str, Any]]] = []
+        # Of each part: its side, and its file, or what `datasets` is asked for.
+        self._parts: list[tuple[str | None, Path | dict[str, Any]]] = []
         if path is not None:
             train, held_out = (
-                [file for file in files if file.suffix in READERS and file.name not in NOTES]
+                [file for file in files if file.suffix in SUFFIXES and file.name not in NOTES]
                 for files in find_sides(path, val_path, "**/*", "**/*")
             )
             if not train or (val_path and not held_out):
-                has = f"{val_path if train else path} has no {', '.join(READERS)}"
+                has = f"{val_path if train else path} has no {', '.join(SUFFIXES)}"
                 raise DataError("data.path", f"{has}; for plain text, use data=text")
             self._files = [*train, *held_out]
-            for file in self._files:
-                asked = {"path": READERS[file.suffix], "data_files": str(file), "split": "train"}
-                self._parts.append(("val" if file in held_out else side, str(file), asked))
+            self._parts += [("val" if file in held_out else side, file) for file in self._files]
             return
         self._dataset = {"path": name, "name": config, "revision": revision}
-        self._parts.append((side, self.name, {**self._dataset, "split": split}))
+        self._parts.append((side, {**self._dataset, "split": split}))
         if val_split:
-            self._parts.append(("val", self.name, {**self._dataset, "split": val_split}))
+            self._parts.append(("val", {**self._dataset, "split": val_split}))
 
     def stamp(self) -> str:
         if self._files:
@@ -138,29 +136,70 @@ class Rows(TextSource):
 
     def pieces(self, val_fraction: float) -> Iterator[Piece]:
         documents = count()
-        for side, where, asked in self._parts:
-            for text in self._read_texts(where, asked):
+        for side, part in self._parts:
+            for number, row in enumerate(self._read_rows(part), 1):
+                text = row.get(self._text_field)
+                if not isinstance(text, str):
+                    where = part if isinstance(part, Path) else self.name
+                    what = f"{where}: row {number} has {text!r:.40} as {self._text_field!r}"
+                    raise DataError("data.text_field", f"{what}; its fields: {', '.join(row)}")
                 # By its hash, a document is on the same side wherever it appears.
                 digest = hashlib.sha256(utf8(text, "data")).hexdigest()
                 by_hash = "val" if int(digest[:8], 16) < val_fraction * 2**32 else "train"
                 yield Piece(next(documents), side or by_hash, text)
 
-    def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
-        with _import_datasets(where) as datasets:
-            own = {key: value for key, value in asked.items() if key != "split"}
+    def _read_rows(self, part: Path | dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if isinstance(part, Path) and part.suffix in (".json", ".jsonl"):
+            yield from read_json(part)
+            return
+        for table in self._read_tables(part):
+            names = table.schema.names
+            # Without the text, a message says what is there.
+            found = [name for name in names if name == self._text_field]
+            yield from table.select(found or names).to_pylist()
+
+    def _read_tables(self, part: Path | dict[str, Any]) -> Iterator[Any]:
+        """Yield the rows as Arrow's tables."""
+        if isinstance(part, Path):
+            pyarrow = _import_extra("pyarrow", "data", f"a {part.suffix} file")
+            with _name_errors(DataError, "data.path", str(part), "is it whole?"):
+                if part.suffix == ".parquet":
+                    parquet = import_module("pyarrow.parquet")
+                    yield from parquet.ParquetFile(part).iter_batches(BATCH_ROWS)
+                    return
+                with pyarrow.memory_map(str(part)) as file:
+                    try:
+                        yield from pyarrow.ipc.open_stream(file)
+                    except pyarrow.ArrowInvalid:  # it is no stream
+                        whole = pyarrow.ipc.open_file(file)
+                        yield from map(whole.get_batch, range(whole.num_record_batches))
+            return
+        with _import_datasets(self.name) as datasets:
+            own = {key: value for key, value in part.items() if key != "split"}
             if hasattr(datasets.load_dataset_builder(**own).config, "on_mixed_types"):
                 own["on_mixed_types"] = "refuse"  # it would quote all texts of a JSON file
-            rows = datasets.load_dataset(**own, split=asked["split"], streaming=self._streaming)
-            number = count(1)
-            for table in rows.with_format("arrow").iter(BATCH_ROWS):
-                field = [name for name in table.column_names if name == self._text_field]
-                # Without the text, a message says what is there.
-                for row in table.select(field or table.column_names).to_pylist():
-                    text, which = row.get(self._text_field), f"row {next(number)}"
-                    if not isinstance(text, str):
-                        what = f"{where}: {which} has {text!r:.40} as {self._text_field!r}"
-                        raise DataError("data.text_field", f"{what}; its fields: {', '.join(row)}")
-                    yield text
+            rows = datasets.load_dataset(**own, split=part["split"], streaming=self._streaming)
+            yield from rows.with_format("arrow").iter(BATCH_ROWS)
+
+
+def read_json(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON Lines file, or of one with an array, with the values that it has.
+
+    Raises DataError, naming the row, for one that is no JSON object.
+    """
+    with file.open(encoding="utf-8-sig") as lines:
+        is_array = lines.read(4096).lstrip().startswith("[")
+        lines.seek(0)
+        number = 0
+        try:
+            for row in json.load(lines) if is_array else filter(str.strip, lines):
+                number += 1
+                found = row if is_array else json.loads(row)
+                if not isinstance(found, dict):
+                    raise ValueError(f"{found!r:.40} is no object with fields")
+                yield found
+        except (ValueError, RecursionError) as error:
+            raise DataError("data.path", f"{file}: row {number + (not number)}: {error}") from None
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import os
 
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 
 def is_first() -> bool:
@@ -16,5 +16,5 @@ def forget_launchers() -> None:
     Not what torchrun sets: it has started this process, and others that the run does not count.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        for name in (*RANKS, "WORLD_SIZE", "SLURM_NTASKS"):
+        for name in (*RANKS, "WORLD_SIZE", "SLURM_NTASKS", "LSB_JOBID"):
             os.environ.pop(name, None)

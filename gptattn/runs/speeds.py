@@ -74,8 +74,11 @@ def read_speeds(experiment: Path) -> list[Session]:
 
 
 def add_speeds(experiment: Path, session: Session) -> None:
-    """Add a session to the folder's. Raises DiskError if the disk refuses."""
-    data = msgspec.json.format(msgspec.json.encode([*read_speeds(experiment), session]), indent=1)
+    """Add a session to the folder's. Raises RunFolderError for a file that is not ours."""
+    known = read_speeds(experiment)
+    if not known:
+        disk.refuse_taken(experiment, "speed", NAME)
+    data = msgspec.json.format(msgspec.json.encode([*known, session]), indent=1)
     disk.write_atomically(experiment / NAME, lambda file: file.write(data + b"\n"))
 
 

@@ -9,17 +9,14 @@ from typing import Any, get_origin
 from gptattn.settings.config import Settings, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
-FORMER = ("hang_seconds", "log_heads")  # settings that are gone, and changed no result
 FIXED = {"validation.tokens": None}  # newer settings: what earlier runs did, not the default
 
 
 def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:
-    """Give a run's record the defaults of newer settings, or FIXED; leave out FORMER ones.
+    """Give a run's record the defaults of newer settings, or FIXED.
 
     It must have each table of `conf/train.yaml`.
     """
-    for name in () if path else FORMER:
-        node.pop(name, None)
     for name, hint in list_hints(kind).items():
         below, type_ = node.get(name), bare(hint)
         if is_dataclass(type_):

@@ -14,8 +14,15 @@ from pathlib import Path
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
+from gptattn.machine.disk import refuse_taken
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
+from gptattn.runs.two_stages import (
+    NAME,
+    TwoStages,
+    read_two_stages,
+    variant_key,
+    write_two_stages,
+)
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import Results
 
@@ -42,6 +49,8 @@ class Until:
                 "give seed=1,2,3,4,5",
             )
         before = read_two_stages(home)
+        if before is None:
+            refuse_taken(home, "hydra.sweep.dir", NAME)
         if before is not None and not set(before.first) <= set(given):
             raise ConfigError(
                 FIELD,

@@ -91,8 +91,7 @@ class MetricRows(L.Callback):
         self.state, self.clock, self.cfg, self.budget = ready.state, clock, ready.cfg, ready.budget
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
         self.flops_per_token = ready.cost.flops_per_token
-        # Earlier versions recorded no speed beside others.
-        self.state.shared |= self.cfg.sweep.beside_others or self.state.last.get(SPEED, 0.0) is None
+        self.state.shared |= self.cfg.sweep.beside_others
         self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -50,7 +50,7 @@ class Checkpoints(Checkpoint):
         self.state, self.saves = ready.state, ready.cfg.checkpoint
         self.run, self.clock, self.record = run, clock, record
         self.signum = 0  # of the first signal that asked for the end
-        self._in_step = False
+        self._in_step = False  # or about to begin one
         self._step = 0  # the newest that has ended
 
     def on_save_checkpoint(
@@ -85,6 +85,7 @@ class Checkpoints(Checkpoint):
             trainer.validating = True
             loop.run()
             trainer.training = True
+        self._in_step = True
 
     def _note(self, signum: int, frame: object) -> None:
         if self.signum == 0:
@@ -96,15 +97,12 @@ class Checkpoints(Checkpoint):
         elif signum == signal.SIGINT and self._in_step:
             raise KeyboardInterrupt
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        self._in_step = True
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._in_step = False
         if trainer.global_step == self._step:
             return  # a micro-batch
+        self._in_step = False
         self._step = trainer.global_step
         every = trainer.val_check_batch
         if trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0):
@@ -112,6 +110,7 @@ class Checkpoints(Checkpoint):
             self.state.validation_due = True  # its first batch ends a run that must stop
         else:
             self._stop_if_asked(trainer, pl_module)
+            self._in_step = True
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -120,6 +119,7 @@ class Checkpoints(Checkpoint):
         self._save(trainer, pl_module)
         if self._must_stop(trainer):
             raise Stopped(self.signum, trainer.global_step, self.saves)
+        self._in_step = True
 
     def _must_stop(self, trainer: L.Trainer) -> bool:
         """Whether the run is to end. All its processes ask at the same points."""

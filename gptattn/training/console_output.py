@@ -71,9 +71,8 @@ class ConsoleProgress(L.Callback):
             shown += f"  val {last[LOSS]:.3f}"
         if ACCURACY in last:
             shown += f"  accuracy {last[ACCURACY]:.3f}"
-        speed = last[SPEED]  # None: of a run that an earlier version began beside others
-        shown = shown if speed is None else f"{shown}  {speed:,.0f} tokens/s"
-        step = last[STEP_MS] or 0.0
+        shown += f"  {last[SPEED]:,.0f} tokens/s"
+        step = last[STEP_MS]
         return f"{shown}  {step / 1e3:.1f} s/step" if step >= 1e3 else shown
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -129,6 +129,10 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
         again = f"; to resume: {command('train')} {shlex.quote(f'resume={shown}')}"
         print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
         raise
+    except KeyboardInterrupt:  # a step was given up
+        saved = held.known_checkpoints()[:1]
+        print(f"{shown} holds {saved[0].stem if saved else 'no state'}", file=sys.stderr)
+        raise
     except Exception as error:
         if not held.path.is_dir():
             raise DiskError(
@@ -245,8 +249,9 @@ def _print_outline(ready: Ready, console: Console) -> None:
         table.add_row("key/value heads", ", ".join(heads))
     console.print(table)
     # Weights, gradients and at least one average of them; activations come on top.
-    memory = 3 * sum(p.nbytes for p in ready.model.parameters())
-    console.print(f"training takes at least {memory / 1e6:,.0f} MB of memory, and activations")
+    gigabytes = 3 * sum(p.nbytes for p in ready.model.parameters()) / 1e9
+    if gigabytes > 0.1:
+        console.print(f"training takes at least {gigabytes:.1f} GB of memory, and activations")
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":

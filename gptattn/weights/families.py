@@ -39,6 +39,7 @@ class Family:
         given = {key: one for key, one in [*node.items(), *rope.items()] if one is not None}
         given = _evaluate(self.defaults, given) | given
         only = {key: (value,) for key, value in _evaluate(self.required, given).items()}
+        only["is_causal"] = (True,)  # which their attention asks the config for, where it has it
         for key, allowed in (self.accepted | only).items():
             if given.get(key, allowed[0]) not in allowed:
                 raise ValueError(f"{key} is {given[key]!r:.60}, but must be {allowed[0]!r:.60}")

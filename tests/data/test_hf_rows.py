@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import pyarrow
 import pytest
 from loading import load
 from support import refuses
@@ -42,11 +43,13 @@ def test_each_row_is_a_document_in_order(form, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ('{"text": "a"}\n\n{"text": 7}', "changed from string to number"),
+        ('{"text": "a"}\n\n{"text": 7}', "row 2 has 7"),
         ('{"text": "a"}\n{"text": null}', "row 2 has None"),
-        ('{"text": "a"}\n{"text": {"text": "b"}}', "changed from string to object"),
+        ('{"text": "a"}\n{"text": {"text": "b"}}', "row 2 has {'text'"),
         ('{"text": "a"}\n{"other": 1}', "row 2"),
-        ('[{"text": "a"},\n {"text": 7}]', "cannot be read"),
+        ('[{"text": "a"},\n {"text": 7}]', "row 2 has 7"),
+        ('{"text": "a"}\n"b"', "row 2: 'b' is no object"),
+        ('{"text": "a"}\n{"text": "b', "row 2"),
     ],
 )
 def test_a_row_that_is_not_text_is_refused(rows, said, tmp_path):
@@ -54,6 +57,20 @@ def test_a_row_that_is_not_text_is_refused(rows, said, tmp_path):
     file.write_text(rows)
     with refuses(f"*: {said}", 3):
         read(Rows(None, path=str(file)))
+
+
+def test_what_json_says_is_text_stays_text_in_a_file_of_any_name(tmp_path):
+    file, texts = tmp_path / "b[1]*::{c} é.jsonl", ["2020-01-05", "7", "null"]
+    (tmp_path / "b1::{c} é.jsonl").write_text('{"text": "another"}')
+    file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    assert read(Rows(None, path=str(file))) == texts
+
+
+def test_arrow_s_file_format_is_read_as_its_stream(tmp_path):
+    table = ROWS.with_format("arrow")[:]
+    with pyarrow.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=10)
+    assert read(Rows(None, path=str(tmp_path / "rows.arrow"))) == TEXTS
 
 
 def test_a_null_row_of_a_table_is_refused_by_its_number(tmp_path):
@@ -125,6 +142,9 @@ def test_what_is_missing_is_said_in_one_line(arguments, said, tmp_path, monkeypa
 
 
 def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with refuses("data: extra hf"):
-        load(Rows(None, path=save("parquet", tmp_path)), tmp_path / "cache")
+    place = save("parquet", tmp_path)
+    for library in ("datasets", "pyarrow"):
+        monkeypatch.setitem(sys.modules, library, None)
+    for source in (Rows("a/b"), Rows(None, path=place)):
+        with refuses("data: extra hf"):
+            load(source, tmp_path / "cache")

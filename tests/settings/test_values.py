@@ -41,7 +41,6 @@ def test_a_record_has_the_default_of_a_setting_that_is_newer_and_must_have_each_
     record = asdict(settings("seed=3"))
     del record["checks"], record["log_every"], record["optim"]["decay"]
     del record["trainer"]["callbacks"]
-    record["hang_seconds"] = 1800.0  # which is gone
     complete_record(record)
     assert build_dataclass(TrainConfig, record) == settings("seed=3")
     assert settings_key(record) == settings_key(asdict(settings("seed=3")))

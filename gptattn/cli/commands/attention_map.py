@@ -63,7 +63,8 @@ def run(arguments: Sequence[str]) -> None:
     out = args.out or RunFolder(args.run).maps
     claim_folder(out, "maps", "out", "layer_*.png", "attention.html")
     for old in out.glob("layer_*.png"):  # they may show another prompt
-        old.unlink()
+        if old.stem.removeprefix("layer_").isdecimal():
+            old.unlink()
     layers: list[Layer] = []
 
     def write(file_name: str, content: bytes) -> None:

@@ -21,8 +21,9 @@ from gptattn.errors import ConfigError
 from gptattn.evaluate.caches import CacheKind, parse_cache_kind
 from gptattn.evaluate.measure import begin_evaluation, check_question, check_unchanged, measure
 from gptattn.machine.device import resolve_device, set_threads
+from gptattn.machine.disk import refuse_taken
 from gptattn.runs.evaluation import Evaluation
-from gptattn.runs.folder import RunFolder
+from gptattn.runs.folder import EVALUATION, RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.budget import limit_validation
 from gptattn.settings.config import Accelerator, Threads
@@ -92,6 +93,8 @@ def evaluate(arguments: Sequence[str]) -> None:
                 refused.setdefault(str(error), []).append(run.folder.name)
         if not possible or not isinstance(data, TokenData):
             continue
+        if run.evaluation is None:
+            refuse_taken(run.folder, "run", EVALUATION)
         check_unchanged(saved, data, run.data["text_sha256"], run.steps)
         measured = True
         saved.model.to(device)
