@@ -1,7 +1,6 @@
 """Texts: Python's own, the user's file or folder, Tiny Shakespeare."""
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import sysconfig
@@ -22,6 +21,7 @@ from gptattn.data.tokens import TokenSource, TokenWriter, stamp_file
 from gptattn.errors import DataError
 from gptattn.machine.disk import expand_path, walk_once, write_atomically
 from gptattn.machine.read_progress import show_progress
+from gptattn.machine.source_code import version_of
 
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -246,7 +246,7 @@ class PackageSource(PythonSource):
         even_windows: bool = False,
     ) -> None:
         found = importlib.util.find_spec(name) if name.isidentifier() else None
-        installed = _installed_version(name)
+        installed = version_of(name)
         if found is None or not found.submodule_search_locations or installed is None:
             wanted = "give the name that Python imports, as sympy"
             raise DataError("data.name", f"{name} is not an installed package; {wanted}")
@@ -255,16 +255,6 @@ class PackageSource(PythonSource):
             raise DataError("data.version", f"{name} {installed} is here, not {version}; {wanted}")
         super().__init__(Path(found.submodule_search_locations[0]), held_out)
         self.even_windows = even_windows
-
-
-def _installed_version(name: str) -> str | None:
-    """Return the version of the distribution that installed the package; None: none did."""
-    try:
-        return importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        # Reading what every distribution installs takes 0.3 s.
-        owners = importlib.metadata.packages_distributions().get(name)
-        return importlib.metadata.version(owners[0]) if owners else None
 
 
 class TextFiles(PlainText):

@@ -10,13 +10,9 @@ def draw_heads(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> ND
     Brightness is the square root of the weight, so that small weights can be seen. A token has
     `pixels` pixels, and `gap` white ones separate two heads.
     """
-    H, T, S = w_HTS.shape
-    image = np.full((T * pixels, H * (S * pixels + gap) - gap, 3), 255, dtype=np.uint8)
-    for head in range(H):
-        left = head * (S * pixels + gap)
-        tile = map_to_viridis(np.sqrt(w_HTS[head].clip(0, 1)))
-        image[:, left : left + S * pixels] = tile.repeat(pixels, axis=0).repeat(pixels, axis=1)
-    return image
+    tiles = map_to_viridis(np.sqrt(w_HTS.clip(0, 1))).repeat(pixels, axis=1).repeat(pixels, axis=2)
+    apart = np.pad(tiles, ((0, 0), (0, 0), (0, gap), (0, 0)), constant_values=255)
+    return np.hstack([*apart])[:, :-gap]
 
 
 def map_to_viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib import font_manager, rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -69,6 +68,5 @@ def draw_layer(
         bar = figure.colorbar(colours, cax=figure.add_axes(place), ticks=[0, 0.05, 0.2, 0.5, 1])
         bar.ax.tick_params(length=2, labelsize=6.5)
         out = io.BytesIO()
-        FigureCanvasAgg(figure)
         figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
     return out.getvalue()
