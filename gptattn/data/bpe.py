@@ -6,10 +6,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tokenizers
+from msgspec import Meta
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -42,13 +43,16 @@ class ByteLevelBPE(Tokenizer):
     its characters, so that a text cannot smuggle in the special id.
 
     Raises DataError for files that cannot be used, or whose tokens' hash is not `sha256`;
-    ConfigError for a size that is out of range, or beyond what the text gives.
+    ConfigError for a size beyond what the text gives.
     Source: Radford et al. 2019, sec. 2.2; to learn: Sennrich et al. 2016, arXiv:1508.07909,
     sec. 3.2.
     """
 
     def __init__(
-        self, path: str | None = None, sha256: str | None = None, vocab_size: int | None = None
+        self,
+        path: str | None = None,
+        sha256: str | None = None,
+        vocab_size: Annotated[int, Meta(ge=MIN_VOCABULARY, le=MAX_VOCABULARY)] | None = None,
     ) -> None:
         self._trained_size, self._recorded, self._folder = vocab_size, sha256, None
         self.ready = bool(path)
@@ -59,12 +63,6 @@ class ByteLevelBPE(Tokenizer):
             raise ConfigError(
                 "tokenizer.path",
                 f"is not set; give a folder with GPT-2's {FILE}, or set init_from",
-            )
-        elif not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{vocab_size} is out of range; give {MIN_VOCABULARY} (the bytes and the end of "
-                f"text) to {MAX_VOCABULARY:,}",
             )
         else:
             self.vocab_size = vocab_size

@@ -110,10 +110,10 @@ def read_layers(
             own = takes[name]
             having += [name] * (setting in spec or setting in own.types or own.others)
         if not having:
-            own = {name: [one for one in spec if one != "_target_"] for name, spec in specs.items()}
-            theirs = [f"{name} has {', '.join(names)}" for name, names in own.items()]
-            said = f"no {GROUPS[group]} in {shown} has it; {'; '.join(theirs)}"
-            raise ConfigError(key, said)
+            known = suggest(
+                setting, {one for spec in specs.values() for one in spec} - {"_target_"}
+            )
+            raise ConfigError(key, f"no {GROUPS[group]} in {shown} has it; {known}")
         value = getattr(command, group)
         value = value[part][setting] if part else value[setting]
         # backend=fla is for the layers with a state, backend=flex for the others.

@@ -11,10 +11,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
 
+from gptattn.build.data import build_tokenizer
 from gptattn.data import bpe as our_bpe
 from gptattn.data.bpe import ByteLevelBPE, byte_characters
 from gptattn.data.text import PlainText
 from gptattn.data.tokenizer import write_files
+from gptattn.settings.compose import settings
 
 BYTES, WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False), pre_tokenizers.Whitespace()
 
@@ -165,9 +167,9 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path):
 
 
 def test_a_size_that_cannot_be_is_refused_with_one_that_can(tmp_path):
-    for size in (256, 65_537):
-        with refuses("tokenizer.vocab_size: 65,536"):
-            ByteLevelBPE(vocab_size=size)
+    for size, limit in ((256, 257), (65_537, 65_536)):
+        with refuses(f"tokenizer.vocab_size: {limit}"):
+            build_tokenizer(settings(["tokenizer=bpe", f"tokenizer.vocab_size={size}"]))
     text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
     with refuses("tokenizer.vocab_size: 260"):
         load(text, tmp_path, ByteLevelBPE(vocab_size=261))

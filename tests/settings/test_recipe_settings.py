@@ -78,7 +78,7 @@ def test_layers_that_cannot_take_a_part_are_named():
     [
         ("recipe=gemma3 model.num_layers=4", "pattern: 6 layers"),
         ("recipe=gemma3 attn=mha", "attn: combined"),
-        ("recipe=gemma3 attn.kv_rank=3", "attn.kv_rank: local has"),
+        ("recipe=gemma3 attn.kv_rank=3", "attn.kv_rank: num_kv_heads"),
         ("pattern=[gqa] layers={a:{attn:mha}}", "layers.a: not in pattern"),
         ("pattern=[a] layers={a:{part:[sink]}}", "layers.a: {attn: gqa}"),
         ("pattern=[a] layers={a:{attn:mha,parts:[sink]}}", "layers.a.parts: part"),
