@@ -31,33 +31,18 @@ class Sampling:
     def draw(self, logits_BV: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the next ids [B, 1]; among equal logits, greedy takes the first.
 
-        Raises NumericError if the largest logit is not finite.
-        """
-        if self.temperature < GREEDY:
-            return self._scale(logits_BV).argmax(dim=-1, keepdim=True)
-        return torch.multinomial(self.probabilities(logits_BV), 1, generator=generator)
-
-    def probabilities(self, logits_BV: Tensor) -> Tensor:
-        """Return the distribution [B, V] of the next token, in float32 or a wider type.
-
-        The temperature must be at least GREEDY. Raises NumericError as `draw`.
-        """
-        logits = self._scale(logits_BV)
-        if self.top_k is not None:
-            kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
-            logits = logits.masked_fill(logits < kept, float("-inf"))
-        return logits.softmax(dim=-1)
-
-    def _scale(self, logits_BV: Tensor) -> Tensor:
-        """Return the logits over the temperature, unless that is greedy, in float32 or wider.
-
-        Raises NumericError as `draw`.
+        The softmax is in float32 or a wider type. Raises NumericError if the largest logit is not
+        finite.
         """
         # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        if self.temperature >= GREEDY:
-            logits = logits / self.temperature
         # A row's largest logit is NaN or infinite if any is NaN or +inf.
         if not logits.amax(dim=-1).isfinite().all():
             raise NumericError("logits", "of the next token are not finite; use other weights")
-        return logits
+        if self.temperature < GREEDY:
+            return logits.argmax(dim=-1, keepdim=True)
+        logits = logits / self.temperature
+        if self.top_k is not None:
+            kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
+            logits = logits.masked_fill(logits < kept, float("-inf"))
+        return torch.multinomial(logits.softmax(dim=-1), 1, generator=generator)

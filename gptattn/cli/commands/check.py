@@ -1,7 +1,7 @@
 """Checks an attention as the menu's are tested, and prints what it found."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -45,11 +45,7 @@ def check(overrides: Sequence[str]) -> None:
     """Print a line for each check. Raises a UserError for the first that fails."""
     cfg = settings(overrides)
     print(cfg.variant)
-    checks: dict[str, Callable[[TrainConfig], Iterator[str]]] = {
-        "contract": _check_contract,
-        "saving": _check_saving,
-        "documents": _check_documents,
-    }
+    checks = {"contract": _check_contract, "saving": _check_saving, "documents": _check_documents}
     for name, run_check in checks.items():
         for line in run_check(cfg):
             print(f"  {name:<12} {line}", flush=True)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gptattn.cli.arguments import option, parse, run_script
-from gptattn.compare.finished_runs import SHIPPED, find_experiment, one_line, read_runs
+from gptattn.compare.finished_runs import SHIPPED, Run, find_experiment, one_line, read_runs
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder
 
 if TYPE_CHECKING:
-    from gptattn.compare.finished_runs import Run
     from gptattn.compare.track import Entry
 
 
@@ -98,7 +97,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _report_track(
-    args: Arguments, runs: Sequence["Run"], skipped: Sequence[str], experiment: str
+    args: Arguments, runs: Sequence[Run], skipped: Sequence[str], experiment: str
 ) -> None:
     """Print the attention track with these runs in it; write track.csv and its figure."""
     from gptattn.compare.report import FILES, describe_open_sweeps, write_track
