@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from gptattn.compare.comparison import Comparison
 from gptattn.compare.curves import Curves, average_rows, choose_curves
-from gptattn.compare.table import section_table
+from gptattn.compare.table import Table, section_table
 from gptattn.errors import DiskError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import (
@@ -33,6 +33,7 @@ SPEEDS = (TRAINING_SPEED, DECODING_SPEED)
 # The variant in a run's name, `gqa_s1_0a1b2c` or `comparison/gqa`, and its changed settings.
 VARIANT = r"([^/]*?)(?:_s\d+(\+.*)?_\w{6})?$"
 MAX_NAME = 200  # characters of a folder's name, which systems limit
+MAX_COLUMNS = 6  # of a table beside the names: TensorBoard breaks the words of a wide one
 
 
 def describe_board(out: Path, comparison: Comparison) -> str:
@@ -77,9 +78,7 @@ def write_board(
     for section in comparison.sections:
         table, group = section_table(section), f"{section.title}/" if section.title else ""
         words = [*table.words, *table.notes, *section.warnings, *comparison.warnings]
-        shown.append(
-            text_pb(f"comparison/{group}table", f"{table.to_markdown()}\n\n{table.caption}")
-        )
+        shown.append(text_pb(f"comparison/{group}table", _split(table)))
         shown.append(text_pb(f"comparison/{group}words", "- " + "\n- ".join(words)))
 
         kind = choose_curves(section, curves)
@@ -113,6 +112,15 @@ def write_board(
     for name, points in rows.items():
         write_events(out / name, points)
     _write_columns(comparison)
+
+
+def _split(table: Table) -> str:
+    """Return the table and its caption as Markdown, in parts of MAX_COLUMNS."""
+    name, *columns = zip(*table.cells, strict=True)
+    starts = range(0, len(columns), MAX_COLUMNS)
+    parts = [[name, *columns[start : start + MAX_COLUMNS]] for start in starts]
+    shown = [Table("", [*zip(*part, strict=True)]).to_markdown() for part in parts]
+    return "\n\n".join([*shown, table.caption])
 
 
 def _write_columns(comparison: Comparison) -> None:
