@@ -57,7 +57,7 @@ TYPED = {
     "pattern=[gqa,mqa] attn=gqa": ("attn", r"pattern=\[gqa,mqa\]"),
     "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
         "attn.kv_rank",
-        "gqa has num_kv_heads, .*gated_deltanet has conv_size",
+        "one of .*conv_size, .*num_kv_heads",
     ),
     "pattern=[gqa,mqa] model.num_heads=1": ("pattern.gqa.num_kv_heads", "num_heads=1"),
     # Tasks
