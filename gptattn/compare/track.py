@@ -350,11 +350,8 @@ def _describe_seeds(entry: Entry) -> str:
     seeds = sorted(entry.losses)
     if any(seeds == [*allowed] for allowed in SEEDS):
         return ""
-    first, second, gate = (f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
-    return (
-        f"seeds {', '.join(map(str, seeds))}; an entry has {first}, or {second} after the second "
-        f"stage, or {gate} at the gate"
-    )
+    known = ", or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
+    return f"seeds {', '.join(map(str, seeds))}; an entry has {known} (docs/track.md)"
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
