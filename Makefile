@@ -3,6 +3,7 @@
 # make test-all                with the slow tests     make report  compare finished runs
 # make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
 # make docs                    build site/             make docs-serve   the pages as they are edited
+# make test-oldest             test with the oldest torch that we support
 # make audit                   known vulnerabilities of the pinned versions
 # make track                   the attention track's runs
 
@@ -14,13 +15,14 @@ TESTED := $(VENV)/.tested
 BENCH  := .venv-bench
 DOCS   := .venv-docs
 AUDIT  := .venv-audit
+OLDEST := .venv-oldest
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
 # Without cached bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all lint board report bench menu track docs docs-serve audit clean
+.PHONY: train test test-all test-oldest lint board report bench menu track docs docs-serve audit clean
 
 # Only what training needs: linters and other libraries would slow the first start. It is rebuilt only
 # when one of these files changes. Compiling everything installed would take as long as the rest, so
@@ -48,7 +50,7 @@ train: $(STAMP)
 	$(BIN)/python train.py $(ARGS)
 
 # Two workers with one thread each: on two cores, two threads each would wait for one another.
-PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The markers are defined in pyproject.toml.
 test: $(TESTED)
@@ -56,6 +58,18 @@ test: $(TESTED)
 
 test-all: $(TESTED)
 	$(PYTEST) $(ARGS)
+
+# The other libraries are as pinned, except setuptools, of which that torch needs an older one.
+$(OLDEST)/.tested: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(OLDEST)
+	grep -vE '^(torch|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --no-compile --disable-pip-version-check \
+		-c $(OLDEST)/constraints.txt 'torch==2.11.*' -e '.[test]'
+	touch $@
+
+test-oldest: BIN := $(OLDEST)/bin
+test-oldest: $(OLDEST)/.tested
+	$(PYTEST) -m "not slow" $(ARGS)
 
 lint: $(TESTED)
 	$(BIN)/ruff format --check .
@@ -137,4 +151,4 @@ audit: $(AUDIT)/.installed
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) build dist site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) $(OLDEST) build dist site .pytest_cache .ruff_cache
