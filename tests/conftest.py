@@ -1,8 +1,13 @@
 """What pytest reads before it starts its workers; the fixtures are in shared_fixtures.py."""
 
 import gc
+import os
 
 import pytest
+
+# Tests that leave the device open take the CPU, also where there is a GPU. Torch reads this when it
+# is imported, in this process and in those that tests start; to test on a GPU, name it.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,6 +35,7 @@ def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line():
 
 def test_a_mac_s_gpu_is_not_taken_and_the_run_says_so(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     train(tmp_path, "trainer.accelerator=auto")
     assert "note: half precision is wrong on MPS" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="is not supported"):
