@@ -24,7 +24,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.fx.experimental.symbolic_shapes  # FakeTensorMode would import it in each child
 import torch.nn.functional as F
 from filelock import FileLock
 from torch import Tensor
@@ -157,7 +156,7 @@ def count_on_cuda(function: Callable[[Counts], T]) -> T:
     There, compiled functions run eagerly, and `scaled_dot_product_attention` is the flash kernel.
     Skips the test where there is a GPU, or no compiler.
     """
-    library = build_library()
+    library = prepare()
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(sender, library, function))
@@ -173,11 +172,13 @@ def count_on_cuda(function: Callable[[Counts], T]) -> T:
 
 
 @cache
-def build_library() -> Path:
-    """Compile fakecuda.cpp for this torch, once for all processes and sessions: 2 seconds."""
+def prepare() -> Path:
+    """Import what each child would import, and compile fakecuda.cpp, unless another process has."""
     compiler = shutil.which("g++")
     if sys.platform != "linux" or compiler is None or torch.cuda.is_available():
         pytest.skip("fake CUDA tensors need Linux, g++ and no GPU")
+    with FakeTensorMode():
+        torch.empty(1).add(1)
     folder = Path(__file__).parents[1] / ".pytest_cache" / "fakecuda"
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
