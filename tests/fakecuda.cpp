@@ -1,5 +1,5 @@
-// Makes torch without a GPU, whose tensors are all fake, believe in one CUDA device: autograd starts
-// a thread for it, and streams have names. tests/fakecuda.py loads it into a process of its own.
+// Makes torch believe in one CUDA device, for fake tensors: it has a stream, and a thread of
+// autograd's. tests/fakecuda.py loads this into a process of its own.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <new>
@@ -36,3 +36,16 @@ static const c10::impl::DeviceGuardImplRegistrar registered(DeviceType::CUDA, ne
 static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
 static const auto* const replaced =
     new (const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks())) Hooks();
+
+// What torch/csrc/autograd/engine.h declares, without the seconds that it takes to compile.
+namespace torch::autograd {
+struct Engine {
+  static Engine& get_default_engine();
+  void start_device_threads();
+};
+}  // namespace torch::autograd
+
+// To be called once, after a backward pass: the engine looks for devices in its first one only.
+extern "C" void start_device_threads() {
+  torch::autograd::Engine::get_default_engine().start_device_threads();
+}

@@ -138,8 +138,8 @@ def _nbytes(tensor: Tensor) -> int:
 
 def _flops(name: str, inputs: list[Tensor]) -> int:
     """Return the FLOPs of a product, and of causal attention, which skips half of the scores."""
-    if name in ("mm", "bmm", "addmm", "baddbmm"):
-        a, b = inputs[-2:]
+    if name.removesuffix("_") in ("mm", "bmm", "addmm", "baddbmm"):
+        a, b = inputs["add" in name :][:2]
         return 2 * a.numel() * b.shape[-1]
     if name == ATTENTION:
         q, k, v = inputs[:3]
@@ -198,7 +198,8 @@ def _answer(sender: Connection, library: Path, function: Callable[[Counts], Any]
     """Send (None, what the function returns), or (the traceback, None)."""
     try:
         torch.set_num_threads(1)  # OpenMP's others stayed in the parent process
-        ctypes.CDLL(str(library))
+        torch.ones((), requires_grad=True).backward()
+        ctypes.CDLL(str(library)).start_device_threads()
         with ExitStack() as stack:
             enter = stack.enter_context
             never = mock.Mock(return_value=False)
