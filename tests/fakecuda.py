@@ -49,7 +49,8 @@ WRITES = {
 }
 GATHERS = {"embedding", "gather", "index", "index_select"}  # reads as much as it returns
 SCATTERS = {"scatter_", "scatter_add_"}  # touches as many elements as it has indices
-ATTENTION = "_scaled_dot_product_flash_attention"
+FLASH = "_scaled_dot_product_flash_attention"  # causal
+MASKED = "_scaled_dot_product_efficient_attention"
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,12 @@ def _flops(name: str, inputs: list[Tensor]) -> int:
     if name.removesuffix("_") in ("mm", "bmm", "addmm", "baddbmm"):
         a, b = inputs["add" in name :][:2]
         return 2 * a.numel() * b.shape[-1]
-    if name == ATTENTION:
+    if name in (FLASH, MASKED):
         q, k, v = inputs[:3]
-        return q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
-    if name == f"{ATTENTION}_backward":
-        return 5 * _flops(ATTENTION, inputs[1:4]) // 2
+        whole = 2 * q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+        return whole // 2 if name == FLASH else whole
+    if name in (f"{FLASH}_backward", f"{MASKED}_backward"):
+        return 5 * _flops(name.removesuffix("_backward"), inputs[1:4]) // 2
     return 0
 
 
@@ -153,7 +155,7 @@ def count_on_cuda(function: Callable[[Counts], T]) -> T:
     """Return function(counts), called where tensors are fake and `cuda` is a device.
 
     That is in a fork of this process, so `function` may be a closure, and its result is pickled.
-    There, compiled functions run eagerly, and `scaled_dot_product_attention` is the flash kernel.
+    There, compiled functions run eagerly, and `scaled_dot_product_attention` is a fused kernel.
     Skips the test where there is a GPU, or no compiler.
     """
     library = prepare()
@@ -205,7 +207,7 @@ def _answer(sender: Connection, library: Path, function: Callable[[Counts], Any]
             never = mock.Mock(return_value=False)
             enter(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", never))
             enter(mock.patch("torch.cuda.is_bf16_supported", mock.Mock(return_value=True)))
-            enter(mock.patch.object(F, "scaled_dot_product_attention", _flash))
+            enter(mock.patch.object(F, "scaled_dot_product_attention", _attend))
             enter(torch.compiler.set_stance("force_eager"))
             enter(FakeTensorMode(allow_non_fake_inputs=True))
             answer = None, function(enter(Counts()))
@@ -214,22 +216,35 @@ def _answer(sender: Connection, library: Path, function: Callable[[Counts], Any]
     sender.send(answer)
 
 
-def _flash(
+def _attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention as CUDA computes it: in half precision under autocast, values as wide as keys."""
-    assert attn_mask is None
+    """Attention as CUDA computes it: in half precision under autocast, values as wide as keys.
+
+    The memory-efficient kernel takes masks, as numbers, and no shared heads.
+    """
     if torch.is_autocast_enabled("cuda"):
         half = torch.get_autocast_dtype("cuda")
         q, k, v = q.to(half), k.to(half), v.to(half)
-    wider = q.shape[-1] - v.shape[-1]
-    padded = F.pad(v, (0, wider)) if wider > 0 else v
-    kernel = getattr(torch.ops.aten, ATTENTION)
-    return kernel(q, k, padded, dropout_p, is_causal, False, scale=scale)[0][..., : v.shape[-1]]
+    width = v.shape[-1]
+    v = F.pad(v, (0, q.shape[-1] - width)) if width < q.shape[-1] else v
+    if attn_mask is None:
+        y = getattr(torch.ops.aten, FLASH)(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    else:
+        if enable_gqa:
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(
+                ~attn_mask, -math.inf
+            )
+        bias = attn_mask.expand(*q.shape[:-1], k.shape[-2])
+        kernel = getattr(torch.ops.aten, MASKED)
+        y = kernel(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[0]
+    return y[..., :width]

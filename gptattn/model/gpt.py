@@ -164,6 +164,7 @@ class GPT(nn.Module):
         self.norm = build_norm(style, d_model)
         self.lm_head = None if tied_head else Linear(d_model, vocab_size, bias=False)
         self._prepared_head: PreparedWeight | None = None
+        self.to_gradient: Callable[[Tensor, Tensor], Tensor] | None = None  # of the loss
         if shared_init:
             with DrawnByName(self) as drawn:
                 self._initialise()
@@ -272,19 +273,21 @@ class GPT(nn.Module):
         documents_BT: Tensor | None = None,
         *,
         chunk_tokens: int | None = None,
-        ignoring: bool = False,
+        scored: float = 1.0,
         losses: dict[str, list[Tensor]] | None = None,
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. With
-        `ignoring`, the mean is over the targets that are not IGNORED. `losses` gets the layers' own
-        in training, by name; they are not in the mean, and whoever trains adds them.
+        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. The
+        mean is over the share of targets that are `scored`; the others are IGNORED. `losses` gets
+        the layers' own in training, by name; they are not in the mean, and whoever trains adds
+        them.
         """
         hidden = self.hidden(ids, None, documents_BT, losses)
-        if ignoring:
-            hidden, targets = drop_ignored(hidden, targets)
-        return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
+        if scored < 1:
+            hidden, targets = drop_ignored(hidden, targets, scored)
+        weight = self.head.weight
+        return linear_cross_entropy(hidden, weight, targets, chunk_tokens, self.to_gradient)
 
     def new_cache(
         self, batch: int, capacity: int | None = None, padding_B: Tensor | None = None

@@ -55,13 +55,14 @@ def linear_cross_entropy(
     )
 
 
-def drop_ignored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def drop_ignored(hidden: Tensor, targets: Tensor, scored: float) -> tuple[Tensor, Tensor]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
-    hidden [..., d], targets [...]. The head then costs nothing at the others. On a GPU the host
-    waits for n, so use it only for data with ignored targets.
+    hidden [..., d], targets [...], of which these are a share of `scored`: the host need not wait
+    for a GPU to count them. The head then costs nothing at the others.
     """
-    where = (targets.flatten() != IGNORED).nonzero().squeeze(1)
+    n = round(scored * targets.numel())
+    where = (targets.flatten() != IGNORED).nonzero_static(size=n).squeeze(1)
     return hidden.flatten(0, -2).index_select(0, where), targets.flatten().index_select(0, where)
 
 

@@ -13,7 +13,12 @@ from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, TrainingStream, rows_of
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
-from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
+from gptattn.model.loss import (
+    count_hits,
+    drop_ignored,
+    linear_cross_entropy,
+    logits_to_gradient,
+)
 from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule, split_by_decay
 from gptattn.runs.metrics import ACCURACY, BITS, LOSS, TRAIN_LOSS
 from gptattn.settings.budget import learning_rate
@@ -105,6 +110,10 @@ class LanguageModel(L.LightningModule):
             return torch.optim.AdamW(groups, **settings)
         return CombinedAdamW(groups, self.matrices, **settings)
 
+    def on_fit_start(self) -> None:
+        if self.cfg.compile and self.device.type == "cuda":
+            self.model.to_gradient = torch.compile(logits_to_gradient, fullgraph=True)
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set the step's learning rate.
 
@@ -126,16 +135,10 @@ class LanguageModel(L.LightningModule):
 
         The layers' own losses are added: each trains weights of its layer alone.
         """
-        ignoring = self.val_bytes is None
         own: dict[str, list[Tensor]] = {}
         loss = self.model.loss(
-            *batch, chunk_tokens=self.loss_chunk_tokens, ignoring=ignoring, losses=own
+            *batch, chunk_tokens=self.loss_chunk_tokens, scored=self.data.scored, losses=own
         )
-        if ignoring and self.trainer.world_size > 1:
-            # This process's loss is the mean over its own scored targets: weigh it by its share.
-            count = (batch[1] != IGNORED).sum()
-            total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
-            loss = loss * (count * self.trainer.world_size / total)
         losses = {TRAIN_LOSS: loss}
         for name, of_layers in own.items():
             by_layer = torch.stack(of_layers)
@@ -212,9 +215,9 @@ class LanguageModel(L.LightningModule):
         hidden = self.model.hidden(ids, None, documents[0] if documents else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
-            hidden, targets = drop_ignored(hidden, targets)
+            hidden, targets = drop_ignored(hidden, targets, self.data.scored)
             self._val_hits += int(count_hits(hidden, head, targets, chunk))
-        loss = linear_cross_entropy(hidden, head, targets, chunk)
+        loss = linear_cross_entropy(hidden, head, targets, chunk, self.model.to_gradient)
         self._val_nats += loss.item() * targets.numel()
         self._val_tokens += targets.numel()
 
