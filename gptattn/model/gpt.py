@@ -273,18 +273,17 @@ class GPT(nn.Module):
         documents_BT: Tensor | None = None,
         *,
         chunk_tokens: int | None = None,
-        scored: float = 1.0,
+        scored: int | None = None,
         losses: dict[str, list[Tensor]] | None = None,
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. The
-        mean is over the share of targets that are `scored`; the others are IGNORED. `losses` gets
-        the layers' own in training, by name; they are not in the mean, and whoever trains adds
-        them.
+        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. With
+        `scored`, the mean is over so many targets, all that are not IGNORED. `losses` gets the
+        layers' own in training, by name; they are not in the mean, and whoever trains adds them.
         """
         hidden = self.hidden(ids, None, documents_BT, losses)
-        if scored < 1:
+        if scored is not None:
             hidden, targets = drop_ignored(hidden, targets, scored)
         weight = self.head.weight
         return linear_cross_entropy(hidden, weight, targets, chunk_tokens, self.to_gradient)

@@ -55,13 +55,12 @@ def linear_cross_entropy(
     )
 
 
-def drop_ignored(hidden: Tensor, targets: Tensor, scored: float) -> tuple[Tensor, Tensor]:
+def drop_ignored(hidden: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
-    hidden [..., d], targets [...], of which these are a share of `scored`: the host need not wait
-    for a GPU to count them. The head then costs nothing at the others.
+    hidden [..., d], targets [...]. The head then costs nothing at the others. The host knows n, so
+    it need not wait for a GPU to count.
     """
-    n = round(scored * targets.numel())
     where = (targets.flatten() != IGNORED).nonzero_static(size=n).squeeze(1)
     return hidden.flatten(0, -2).index_select(0, where), targets.flatten().index_select(0, where)
 

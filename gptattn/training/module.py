@@ -14,6 +14,7 @@ from gptattn.data.sampler import Batch, TrainingStream, rows_of
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import (
+    IGNORED,
     count_hits,
     drop_ignored,
     linear_cross_entropy,
@@ -61,6 +62,7 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
         self._trained = list(model.parameters())
+        self._scored: int | None = None  # targets of the newest batch; None: all
 
     def train_dataloader(self) -> Iterable[Batch]:
         # A torch DataLoader would draw from the global generator, and move the masks of dropout.
@@ -82,6 +84,8 @@ class LanguageModel(L.LightningModule):
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Let a GPU copy from pinned memory, for which the host does not wait."""
+        if self.val_bytes is None:
+            self._scored = int((batch[1] != IGNORED).sum())
         on_gpu = self.device.type == "cuda"
         return tuple(tensor.pin_memory() for tensor in batch) if on_gpu else batch
 
@@ -137,8 +141,13 @@ class LanguageModel(L.LightningModule):
         """
         own: dict[str, list[Tensor]] = {}
         loss = self.model.loss(
-            *batch, chunk_tokens=self.loss_chunk_tokens, scored=self.data.scored, losses=own
+            *batch, chunk_tokens=self.loss_chunk_tokens, scored=self._scored, losses=own
         )
+        if self._scored is not None and self.trainer.world_size > 1:
+            # This process's loss is the mean over its own scored targets: weigh it by its share.
+            count = (batch[1] != IGNORED).sum()
+            total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
+            loss = loss * (count * self.trainer.world_size / total)
         losses = {TRAIN_LOSS: loss}
         for name, of_layers in own.items():
             by_layer = torch.stack(of_layers)
@@ -215,7 +224,8 @@ class LanguageModel(L.LightningModule):
         hidden = self.model.hidden(ids, None, documents[0] if documents else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
-            hidden, targets = drop_ignored(hidden, targets, self.data.scored)
+            scored = int((targets != IGNORED).sum())
+            hidden, targets = drop_ignored(hidden, targets, scored)
             self._val_hits += int(count_hits(hidden, head, targets, chunk))
         loss = linear_cross_entropy(hidden, head, targets, chunk, self.model.to_gradient)
         self._val_nats += loss.item() * targets.numel()

@@ -151,7 +151,7 @@ def test_a_gradient_is_allocated_once_and_without_gradients_not_at_all():
 def test_the_loss_of_scored_positions_is_torchs_with_an_ignored_index(to_gradient):
     hidden, weight, targets = draw()
     targets[::3] = IGNORED
-    found, kept = drop_ignored(hidden, targets, 15 / N)
+    found, kept = drop_ignored(hidden, targets, 15)
     ours = linear_cross_entropy(found, weight, kept, 5, to_gradient)
     theirs = F.cross_entropy(F.linear(hidden, weight), targets, ignore_index=IGNORED)
     assert_agree(ours, theirs, (hidden, weight), atol=1e-13)

@@ -1,6 +1,7 @@
 """What a GPU does in training, counted on fake tensors: kernels, bytes, and waits of the host."""
 
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_in_a_training_step_the_host_never_waits(batch):
 
     task = TaskData(Recall(vocab_size=64, pairs=2), 11, TaskIds(64))
     on_host = task.training_batch(1, 1, 4, 11)
-    data = task if batch == "task" else SimpleNamespace(val_bytes=1, scored=1.0)
+    data = task if batch == "task" else SimpleNamespace(val_bytes=1)
     if batch != "task":
         on_host = on_host[0], on_host[0]
     cfg = settings(*SMALL, "batch_size=4", "part=sink")
@@ -128,7 +129,9 @@ def test_in_a_training_step_the_host_never_waits(batch):
         module.trainer = SimpleNamespace(world_size=1, global_step=0, global_rank=0)
         optimizer = module.configure_optimizers()
         counts.waits.clear()
-        moved = tuple(tensor.to("cuda", non_blocking=True) for tensor in on_host)
+        with patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor):
+            pinned = module.on_before_batch_transfer(on_host, 0)
+        moved = tuple(tensor.to("cuda", non_blocking=True) for tensor in pinned)
         if batch == "documents":
             moved = *moved, torch.zeros_like(moved[0])
         with torch.autocast("cuda", torch.bfloat16):
