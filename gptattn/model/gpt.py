@@ -1,7 +1,7 @@
 """A causal language model: its blocks, and GPT, which is given a function that makes attentions."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +100,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.norm_attention = build_norm(style, d_model)
-        self.attention = attention
+        self.attention, self.needs = attention, [*attention.needs()]
         self.norm_mlp, self.mlp = None, None
         if style.mlp != "none":
             self.norm_mlp = build_norm(style, d_model)
@@ -219,11 +219,15 @@ class GPT(nn.Module):
         x, shared = self._embed(ids, cache, documents_BT)
         shared.losses = losses
         learning = self.training and torch.is_grad_enabled()
-        for layer, block in enumerate(self.blocks):
+        for layer, block in enumerate(self.layers()):
             if self.activation_checkpointing and learning and cache is None:
-                x = checkpoint(block, x, None, shared, use_reentrant=False)
+                x, own = checkpoint(run_block, block, x, None, shared, use_reentrant=False)
             else:
-                x = block(x, None if cache is None else cache.caches[layer], shared)
+                own_cache = None if cache is None else cache.caches[layer]
+                x, own = run_block(block, x, own_cache, shared)
+            shared = replace(shared, state=shared.state | own.state)
+            for name, found in (own.losses or {}).items():
+                losses.setdefault(name, []).extend(found)
         if cache is not None:
             cache.advance(ids.shape[1])
         return self.norm(x)
@@ -322,7 +326,21 @@ class GPT(nn.Module):
                 if isinstance(block.attention, HasMaps):
                     normed = block.norm_attention(x)
                     yield layer, block.attention.attention_weights(normed, shared)
-                x = block(x, None, shared)
+                x, own = run_block(block, x, None, shared)
+                shared = replace(shared, state=shared.state | own.state)
+
+
+def run_block(
+    block: Block, x: Tensor, cache: Cache | None, shared: Shared
+) -> tuple[Tensor, Shared]:
+    """Return the block's output, and what it has put into a `Shared` of its own.
+
+    That holds what the block needs, and nothing else. So compiled code finds the same in all layers
+    of a kind, and backward, which may run the block again, finds what the first run did.
+    """
+    given = {name: shared.state[name] for name in block.needs if name in shared.state}
+    own = replace(shared, state=given, losses=None if shared.losses is None else {})
+    return block(x, cache, own), own
 
 
 def _draw(module: nn.Module) -> None:

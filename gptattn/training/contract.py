@@ -146,7 +146,7 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
     known = set()
     for i, layer in enumerate(layers):
         chosen = cfg.layer(i)
-        state = [sorted(named.values()) for named in (layer.provides(), layer.needs())]
+        state = sorted(layer.provides()), sorted(layer.needs())
         sizes = [(name, tuple(weight.shape)) for name, weight in layer.state_dict().items()]
         kind = repr((chosen, state, sizes))
         if kind in known:
@@ -154,9 +154,9 @@ def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack
         known.add(kind)
         needed, members = {*layer.needs()}, [layer]
         for earlier in reversed(layers[:i]):
-            if needed & earlier.provides().keys():
+            if found := needed & earlier.provides().keys():
                 members.insert(0, earlier)
-                needed |= earlier.needs().keys()
+                needed = needed - found | earlier.needs().keys()
         takes = arguments_of(find_target(chosen.field, chosen.attn, cfg.allow_targets)).types
         drops = "dropout" in takes and chosen.attn.get("dropout", cfg.model.dropout) > 0
         yield Stack(members, chosen.field.partition(".")[0], drops)

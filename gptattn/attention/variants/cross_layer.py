@@ -13,6 +13,9 @@ from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_hea
 from gptattn.position.base import Positions
 
 
+NAME = "keys and values"  # of the newest group: the name in `Shared.state`
+
+
 class CrossLayerAttention(SoftmaxAttention):
     """Grouped-query attention in which `share` consecutive layers share one cache.
 
@@ -41,9 +44,10 @@ class CrossLayerAttention(SoftmaxAttention):
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
         self.reuses = layer % share > 0
-        self._name = f"keys and values of layer {layer - layer % share}"
+        self.first = layer - layer % share
         seen = "" if self.window is None else f", window={self.window}"
-        self._sizes = f"num_kv_heads={num_kv_heads}, head_dim={self.head_dim}{seen}, share={share}"
+        sizes = f"num_kv_heads={num_kv_heads}, head_dim={self.head_dim}{seen}, share={share}"
+        self._sizes = f"of layer {self.first}, {sizes}"
         size = num_kv_heads * self.head_dim
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = None if self.reuses else Linear(d_in, size, bias=qkv_bias)
@@ -72,15 +76,16 @@ class CrossLayerAttention(SoftmaxAttention):
     ) -> tuple[Mapping[str, Tensor], Positions]:
         held, k_pos = super().remember(new, cache, shared) if new else ({}, shared.positions)
         if not self.reuses:
-            shared.state[self._name] = {"k": held["k"], "v": held["v"]}, k_pos
+            shared.state[NAME] = {"k": held["k"], "v": held["v"]}, k_pos
             return held, k_pos
-        if self._name not in shared.state:
-            raise ValueError(f"the {self._name} are missing; run it after that layer, in a model")
-        first, k_pos = shared.state[self._name]
+        if NAME not in shared.state:
+            missing = f"the {NAME} of layer {self.first} are missing"
+            raise ValueError(f"{missing}; run it after that layer, in a model")
+        first, k_pos = shared.state[NAME]
         return {**first, **held}, k_pos
 
     def provides(self) -> dict[str, str]:
-        return super().provides() | ({} if self.reuses else {self._name: self._sizes})
+        return super().provides() | ({} if self.reuses else {NAME: self._sizes})
 
     def needs(self) -> dict[str, str]:
-        return super().needs() | ({self._name: self._sizes} if self.reuses else {})
+        return super().needs() | ({NAME: self._sizes} if self.reuses else {})
