@@ -221,13 +221,10 @@ class GPT(nn.Module):
         learning = self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.layers()):
             if self.activation_checkpointing and learning and cache is None:
-                x, own = checkpoint(run_block, block, x, None, shared, use_reentrant=False)
+                x, shared = checkpoint(run_block, block, x, None, shared, use_reentrant=False)
             else:
-                own_cache = None if cache is None else cache.caches[layer]
-                x, own = run_block(block, x, own_cache, shared)
-            shared = replace(shared, state=shared.state | own.state)
-            for name, found in (own.losses or {}).items():
-                losses.setdefault(name, []).extend(found)
+                own = None if cache is None else cache.caches[layer]
+                x, shared = run_block(block, x, own, shared)
         if cache is not None:
             cache.advance(ids.shape[1])
         return self.norm(x)
@@ -326,21 +323,24 @@ class GPT(nn.Module):
                 if isinstance(block.attention, HasMaps):
                     normed = block.norm_attention(x)
                     yield layer, block.attention.attention_weights(normed, shared)
-                x, own = run_block(block, x, None, shared)
-                shared = replace(shared, state=shared.state | own.state)
+                x, shared = run_block(block, x, None, shared)
 
 
 def run_block(
     block: Block, x: Tensor, cache: Cache | None, shared: Shared
 ) -> tuple[Tensor, Shared]:
-    """Return the block's output, and what it has put into a `Shared` of its own.
+    """Return the block's output, and the shared state for the next one.
 
-    That holds what the block needs, and nothing else. So compiled code finds the same in all layers
-    of a kind, and backward, which may run the block again, finds what the first run did.
+    The block gets only what it needs, so that compiled code finds the same in all layers of a kind,
+    and backward, which may run the block again, what the first run found.
     """
-    given = {name: shared.state[name] for name in block.needs if name in shared.state}
-    own = replace(shared, state=given, losses=None if shared.losses is None else {})
-    return block(x, cache, own), own
+    losses, given = shared.losses, {n: shared.state[n] for n in block.needs if n in shared.state}
+    own = replace(shared, state=given, losses=None if losses is None else {})
+    y = block(x, cache, own)
+    if losses is not None and own.losses:
+        for name, found in own.losses.items():
+            losses.setdefault(name, []).extend(found)
+    return y, replace(shared, state=shared.state | own.state)
 
 
 def _draw(module: nn.Module) -> None:

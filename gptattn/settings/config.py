@@ -217,7 +217,7 @@ class Settings:
     batch_size: Annotated[int, Meta(gt=0, le=2**20)]
     accumulate: PositiveInt
     loss_chunk_tokens: PositiveInt | None
-    compile: bool
+    compile: bool | Literal["auto"]
     log_every: Annotated[PositiveInt, Meaning.VIEW]
     checkpoint: Annotated[bool, Meaning.BOUND]
     cache_dir: Annotated[str | None, Meaning.VIEW]

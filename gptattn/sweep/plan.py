@@ -53,7 +53,8 @@ def plan_jobs(
     `refused`, by the overrides that the jobs with this error share, and others lack. Raises the
     first error if no job is left.
     """
-    # torch takes seconds to import
+    import torch  # it takes seconds, as do the others
+
     from gptattn.training.contract import check_layers
     from gptattn.training.preflight import preflight
 
@@ -87,6 +88,8 @@ def plan_jobs(
             with read_write(node.hydra):
                 node.hydra.overrides.task = job.overrides
             HydraConfig.instance().set_config(node)
+            if node.compile == "auto":  # an earlier stage may have decided it
+                node.compile = config.compile
             found.append((job, from_hydra(node, node.hydra)))
     HydraConfig.instance().cfg = before
     found.sort(key=lambda one: one[1].seed)
@@ -103,7 +106,8 @@ def plan_jobs(
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
-        whether = cfg.optim.matrices, cfg.budget.accuracy is None
+        decides = cfg.compile == "auto" and torch.cuda.is_available()  # by the budget
+        whether = cfg.optim.matrices, cfg.budget.accuracy is None, decides and cfg.budget
         key = repr((asdict(cfg) | dict.fromkeys(NOT_CHECKED), whether))
         with refuse(job):
             check(cfg)
@@ -132,6 +136,10 @@ def plan_jobs(
             raise error
         own = set.intersection(*(set(job.overrides) for job in those)) - shared
         refused[" ".join(o for o in those[0].overrides if o in own)] = error
+    if config.compile == "auto":  # decided once, for all stages: all compile if the longest does
+        compiles = {plan.cfg.compile for plan in plans}
+        config.compile = True in compiles
+        return plans if len(compiles) == 1 else plan_jobs(loader, config, refused, jobs, home)
     return plans
 
 

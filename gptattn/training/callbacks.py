@@ -56,7 +56,7 @@ class StepClock(L.Callback):
         if trainer.global_step == self._ended:
             return  # a micro-batch
         self._ended, self._waiting = trainer.global_step, self._waiting + 1
-        if self._device.type == "cpu":
+        if self._device.type == "cpu" or self._compiling:
             self.settle()
 
     def on_validation_start(self, *args: Any) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as L
@@ -221,7 +222,10 @@ class LanguageModel(L.LightningModule):
         if mine.start == mine.stop:
             return
         ids, targets, *documents = (tensor[mine] for tensor in batch)
-        hidden = self.model.hidden(ids, None, documents[0] if documents else None)
+        whole = (self.cfg.batch_size // self.accumulate // size, self.cfg.model.context_length)
+        eager = self.cfg.compile is True and ids.shape != whole  # or it would compile them again
+        with torch.compiler.set_stance("force_eager") if eager else nullcontext():
+            hidden = self.model.hidden(ids, None, documents[0] if documents else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
             scored = int((targets != IGNORED).sum())

@@ -29,6 +29,7 @@ from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
+from gptattn.training.compiling import pays
 from gptattn.weights.init_from import begin_from, read_origin
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     precision = cfg.trainer.precision
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError("trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true")
-    if cfg.compile and (lacking := missing_compiler(device)) is not None:
+    if cfg.compile is True and (lacking := missing_compiler(device)) is not None:
         raise ConfigError("compile", f"needs a {lacking} compiler; install one, or give false")
     matrices = build_matrix_rule(cfg)
     check_trackers(cfg)
@@ -111,13 +112,17 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     tokens_per_step = cfg.batch_size * cfg.model.context_length
     checkpoints = min(cfg.validation.count, KEPT + 1) if cfg.checkpoint else 0
     size = 3 * stored.itemsize * cost.params  # of the weights and AdamW's two averages
+    budget = resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token)
+    if cfg.compile == "auto":
+        able = device.type == "cuda" and missing_compiler(device) is None
+        cfg = replace(cfg, compile=able and pays(cfg, model, budget, cost.flops_per_token))
     return Ready(
         cfg=cfg,
         device=device,
         model=model,
         data=data,
         cost=cost,
-        budget=resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token),
+        budget=budget,
         weight_dtype=stored,
         bytes_on_disk=ROWS_BYTES + checkpoints * size,
         source=source,

@@ -33,6 +33,7 @@ from gptattn.runs.metrics import ACCURACY
 from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
+from gptattn.training.compiling import COMPILE_SECONDS, compile_blocks, count_kinds
 from gptattn.training.contract import check_device, check_layers
 from gptattn.training.preflight import Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
@@ -164,8 +165,7 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
         if is_first():
             _begin_record(ready, held)
         _print_outline(ready, console)
-        for block in ready.model.layers() if cfg.compile else ():
-            block.compile()  # in place: names in checkpoints stay, and all share the compiled code
+        compile_blocks(cfg, ready.model)
         loggers = _open_loggers(ready, held, at_end) if is_first() else []
         steps = _fit(ready, held, console, loggers)
         summary = summarise(ready, held.path.name, threads, steps)
@@ -248,6 +248,9 @@ def _print_outline(ready: Ready, console: Console) -> None:
     if heads := dict.fromkeys(f"{one.num_kv_heads} of {one.num_heads}" for one in softmax):
         table.add_row("key/value heads", ", ".join(heads))
     console.print(table)
+    if cfg.compile:
+        seconds = COMPILE_SECONDS * count_kinds(cfg, ready.model)
+        console.print(f"compiles its layers: about {seconds:.0f} s, most before the first step")
     # Weights, gradients and at least one average of them; activations come on top.
     gigabytes = 3 * sum(p.nbytes for p in ready.model.parameters()) / 1e9
     if gigabytes > 0.1:

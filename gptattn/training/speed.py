@@ -32,6 +32,7 @@ from gptattn.runs.load import load_config, use_kept_tokenizer
 from gptattn.runs.speeds import Session, Turns
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.identity import list_changed
+from gptattn.training.compiling import compile_blocks
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import DTYPES, Ready, make_model, preflight
 from gptattn.training.run import set_numerics
@@ -159,8 +160,7 @@ def train_steps(ready: Ready, steps: int) -> float:
     """
     quiet_lightning()
     cfg, model, on_cpu = ready.cfg, _build(ready), ready.device.type == "cpu"
-    for block in model.layers() if cfg.compile else ():
-        block.compile()
+    compile_blocks(cfg, model)
     ends: list[float] = []
     handlers = {number: signal.getsignal(number) for number in handled_signals()}
 

@@ -12,7 +12,6 @@ from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
 from gptattn.position.base import Positions
 
-
 NAME = "keys and values"  # of the newest group: the name in `Shared.state`
 
 
@@ -44,10 +43,9 @@ class CrossLayerAttention(SoftmaxAttention):
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
         self.reuses = layer % share > 0
-        self.first = layer - layer % share
         seen = "" if self.window is None else f", window={self.window}"
-        sizes = f"num_kv_heads={num_kv_heads}, head_dim={self.head_dim}{seen}, share={share}"
-        self._sizes = f"of layer {self.first}, {sizes}"
+        self._sizes = f"of layer {layer - layer % share}, num_kv_heads={num_kv_heads}, "
+        self._sizes += f"head_dim={self.head_dim}{seen}, share={share}"
         size = num_kv_heads * self.head_dim
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = None if self.reuses else Linear(d_in, size, bias=qkv_bias)
@@ -79,8 +77,7 @@ class CrossLayerAttention(SoftmaxAttention):
             shared.state[NAME] = {"k": held["k"], "v": held["v"]}, k_pos
             return held, k_pos
         if NAME not in shared.state:
-            missing = f"the {NAME} of layer {self.first} are missing"
-            raise ValueError(f"{missing}; run it after that layer, in a model")
+            raise ValueError(f"{NAME} {self._sizes} are missing; run it after that, in a model")
         first, k_pos = shared.state[NAME]
         return {**first, **held}, k_pos
 

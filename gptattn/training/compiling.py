@@ -1,0 +1,50 @@
+"""torch.compile of a model's blocks: when it pays, and how many graphs it takes."""
+
+from gptattn.model.gpt import GPT
+from gptattn.settings.budget import Budget
+from gptattn.settings.config import TrainConfig
+
+# Estimates for a GPU; measured is only the rate, of GPT-2 small in bf16-mixed on an H200.
+FLOPS_PER_SECOND = 2e14
+LAUNCH_SECONDS = 2e-3  # the least that the host takes for a layer, forward and backward
+COMPILE_SECONDS = 15.0  # of a kind of layer, in both modes
+
+
+def count_kinds(cfg: TrainConfig, model: GPT) -> int:
+    """Return how many kinds of layers there are; those of a kind share their compiled code.
+
+    They differ in what they read of earlier layers, too. A layer of the user's own is a kind alone.
+    """
+    kinds, providers = set(), {}
+    for layer, block in enumerate(model.layers()):
+        own = block.attention
+        ours = all(type(one).__module__.startswith("gptattn.") for one in own.modules())
+        name = cfg.layer(layer).field if ours else layer
+        kind = name, *own.provides(), *(providers[need] for need in own.needs())
+        providers |= dict.fromkeys(own.provides(), kind)
+        kinds.add(kind)
+    return len(kinds)
+
+
+def pays(cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float) -> bool:
+    """Return whether a run on a GPU is so long that saving a quarter of each step pays for it."""
+    flops = flops_per_token * cfg.batch_size * cfg.model.context_length / cfg.trainer.processes
+    launch = LAUNCH_SECONDS * cfg.model.num_layers * cfg.accumulate
+    seconds = budget.seconds or (budget.steps or 0) * max(flops / FLOPS_PER_SECOND, launch)
+    return seconds >= 4 * COMPILE_SECONDS * count_kinds(cfg, model)
+
+
+def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
+    """Compile the blocks in place, if the settings say so; names in checkpoints stay.
+
+    Where a kind of layer needs more graphs than one in training and one in validation, and torch's
+    limit is reached, it raises an error; by default it would go on without compiling.
+    """
+    if cfg.compile:
+        from torch import _dynamo  # slow to import
+
+        _dynamo.config.recompile_limit += 2 * count_kinds(cfg, model)  # beside earlier models'
+        _dynamo.config.fail_on_recompile_limit_hit = True
+        _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
+        for block in model.layers():
+            block.compile(dynamic=False)
