@@ -27,7 +27,7 @@ from gptattn.training.preflight import Ready, preflight
 
 # A loss ends the run well, an int fails it with that exit code, and an exception goes through.
 Outcome = float | int | BaseException
-OF_A_RUN = ("seed=", "optim.lr=", "run_dir=", "resume=")
+OF_A_RUN = ("seed=", "optim.lr=", "run_dir=", "resume=", "++compile=")
 OWN = (
     "budget.steps=1",
     "validation.count=1",
@@ -74,7 +74,8 @@ class Launcher:
                 rest = (o for o in overrides if not o.startswith(OF_A_RUN))
                 ready = get_ready(*self.shared, *rest)
             optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
-            cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim)
+            compiles = own["++compile"] == "true"
+            cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim, compile=compiles)
             self.launched.append((cfg.variant, cfg.seed))
             outcome, run = self.outcome(cfg), RunFolder(Path(own["run_dir"].strip("'")))
             if isinstance(outcome, BaseException):

@@ -90,4 +90,6 @@ def prepare(module: nn.Module, rows: int | None) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, Linear):
-            layer.prepared = None if rows is None else PreparedWeight(layer, rows)
+            vars(layer).pop("prepared", None)  # compiled code depends on whether it is there
+            if rows is not None:
+                layer.prepared = PreparedWeight(layer, rows)

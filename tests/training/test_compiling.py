@@ -1,0 +1,232 @@
+"""Compiled blocks: when they are the default, one graph for each kind of layer, and their error.
+
+Graphs are counted with Dynamo's backend "eager": what tells graphs apart is Dynamo's, not the
+backend's.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partialmethod
+from itertools import chain
+from typing import Any
+
+import pytest
+import torch
+from building import SMALL, build_gpt, menu, settings, slow_but
+from support import config, losses, train
+from sweeping import Launcher, sweep
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from gptattn.attention import MultiHeadAttention
+from gptattn.build.model import build_model
+from gptattn.machine.device import missing_compiler
+from gptattn.model.gpt import GPT
+from gptattn.settings.budget import Budget
+from gptattn.settings.config import TrainConfig
+from gptattn.training.compiling import compile_blocks, pays
+
+# torch reads it itself.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+
+IDS = torch.arange(22).reshape(2, 11) % 13
+DOCUMENTS = torch.tensor([[0] * 11, [0] * 5 + [1] * 6])
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Keep what is compiled here out of other tests, and the other way round."""
+    with torch._dynamo.config.patch(recompile_limit=8, fail_on_recompile_limit_hit=True):
+        torch._dynamo.reset()
+        counters.clear()
+        yield
+        torch._dynamo.reset()
+
+
+# When
+
+
+def test_a_run_on_a_cpu_does_not_compile_unless_it_is_told_to(runs):
+    assert config(runs("mha"))["compile"] is False
+
+
+@pytest.mark.parametrize(
+    ("model", "budget", "worth"),
+    [
+        (["model=gpt2_small"], Budget(1_000, None), True),
+        (["model=gpt2_small"], Budget(900, None), False),
+        (["model=gpt2_small"], Budget(0, None), False),  # it is only validated
+        (["model=gpt2_small"], Budget(None, 60.0), True),
+        (["model=gpt2_small"], Budget(None, 59.0), False),
+        (["model=gpt2_small", "pattern=[sliding,mha]"], Budget(1_000, None), False),
+        # Of two small layers, whose launches take the time.
+        (["model=tiny"], Budget(15_100, None), True),
+        (["model=tiny"], Budget(14_900, None), False),
+    ],
+)
+def test_a_run_compiles_if_it_trains_four_times_as_long_as_that_takes(model, budget, worth):
+    cfg = settings(*model, "batch_size=16")
+    with torch.device("meta"):
+        built = build_model(cfg, 50_304)
+    flops_per_token = 8e8 if model[0] == "model=gpt2_small" else 1e6
+    assert pays(cfg, built, budget, flops_per_token) == worth
+
+
+def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, 1e12))
+    monkeypatch.setattr("gptattn.training.preflight.resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("gptattn.training.preflight.missing_compiler", lambda device: None)
+    monkeypatch.setattr(
+        "gptattn.training.preflight.pays", lambda cfg, model, budget, flops: budget.steps == 14
+    )
+    known: list[tuple[int | None, bool]] = []
+
+    def outcome(cfg) -> float:
+        known.append((cfg.budget.steps, cfg.compile))
+        return 2.0
+
+    tune = {"lr": [1e-3], "seed": 0, "budget": 0.5}
+    for _ in range(2):  # the second time they are done
+        sweep(tmp_path, Launcher(outcome), "budget.steps=10,14", tune=tune)
+        assert sorted(known) == [(5, True), (7, True), (10, True), (14, True)]
+
+
+# Graphs
+
+KINDS = {
+    "attn=cross_layer": 2,
+    "attn=cross_layer attn.share=3 part=[value_residual,forget] position=none": 4,
+    "part=value_residual": 2,
+    "pattern=[sliding,gqa,gqa]": 2,
+}
+MENU = [
+    *KINDS,
+    *(f"attn={name}" for name in menu("attn") if name != "cross_layer"),
+    *(f"attn=gqa part={name} position=none" for name in menu("part") if name != "value_residual"),
+    *(f"position={name}" for name in menu("position")),
+    *(f"recipe={name}" for name in menu("recipe")),
+]
+QUICK = ["attn=mha", "attn=cross_layer", "part=value_residual", "attn=dsa"]
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile with Dynamo alone, which takes a tenth of the time."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+
+
+def count_graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def build_compiled(*overrides: str) -> GPT:
+    """Twelve small layers, compiled as a run would."""
+    sizes = ("model.num_layers=12", "model.num_heads=4", "model.d_model=32")
+    model = build_gpt(*sizes, *overrides)
+    compile_blocks(replace(settings(*SMALL, *sizes, *overrides), compile=True), model)
+    return model
+
+
+def take_step(model: GPT, documents: Tensor | None = None) -> None:
+    """Compute the gradients of a step, then validate."""
+    own: dict[str, list[Tensor]] = {}
+    loss = model.train().loss(IDS, IDS, documents, losses=own)
+    (loss + sum(chain(*own.values()))).backward()
+    with torch.inference_mode():
+        model.eval().loss(IDS, IDS, documents)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("variant", slow_but(QUICK, MENU))
+def test_layers_of_a_kind_share_a_graph_in_training_and_one_in_validation(variant):
+    model = build_compiled(*variant.split())
+    kinds = KINDS.get(variant) or len({*(settings(*variant.split()).pattern or [""])})
+    for _ in range(2):
+        take_step(model)
+        assert count_graphs() == 2 * kinds
+    assert not counters["graph_break"]
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("variant", slow_but(["attn=cross_layer"], [*KINDS, "attn=dsa"]))
+def test_running_a_block_again_in_backward_takes_no_other_graph(variant):
+    again = build_compiled(*variant.split(), "model.activation_checkpointing=true")
+    take_step(again)
+    assert count_graphs() == 2 * KINDS.get(variant, 1)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("variant", slow_but(["mha"], ["mha", "sliding", "mla", "gated_deltanet"]))
+def test_documents_of_every_batch_take_no_other_graph(variant):
+    model = build_compiled(f"attn={variant}")
+    for documents in (DOCUMENTS, DOCUMENTS.flip(0), DOCUMENTS * 0):
+        take_step(model, documents)
+        assert count_graphs() == 2
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_whole_run_takes_no_other_graph_with_its_short_batches_samples_and_maps(tmp_path):
+    eager, compiled = (
+        train(tmp_path / how, "model.num_layers=2", f"compile={how}") for how in ("false", "true")
+    )
+    assert losses(compiled) == losses(eager)
+    assert count_graphs() == 2
+
+
+@pytest.mark.usefixtures("traced")
+def test_numbers_that_differ_by_layer_end_a_run_instead_of_its_compilation():
+    model = build_compiled("attn=mha")
+    for layer, block in enumerate(model.layers()):
+        block.dropout.p = layer / 100
+    with pytest.raises(Exception, match="recompile_limit"):
+        take_step(model)
+
+
+class Scaled(MultiHeadAttention):
+    """An attention of a user's own."""
+
+    scale: float
+
+    def forward(self, *args: Any) -> Tensor:
+        return super().forward(*args) * self.scale
+
+
+@pytest.mark.usefixtures("traced")
+def test_each_layer_of_a_users_own_may_have_numbers_of_its_own():
+    model = build_gpt("attn=mha", "model.num_layers=12")
+    for layer, block in enumerate(model.layers()):
+        block.attention.__class__ = Scaled
+        block.attention.scale = 1 / (1 + layer)
+    compile_blocks(replace(settings("attn=mha", *SMALL), compile=True), model)
+    take_step(model)
+    assert count_graphs() == 24
+
+
+# Numbers
+
+
+def gradient(cfg: TrainConfig, *, mixed: bool, compiled: bool) -> Tensor:
+    torch.manual_seed(0)
+    model = build_model(cfg, 13)
+    compile_blocks(replace(cfg, compile=compiled), model)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        loss = model.loss(IDS, IDS.flip(1))
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler(torch.device("cpu")) is not None, reason="no compiler")
+@pytest.mark.parametrize(
+    "variant", ["attn=mha", "attn=gqa position=rope", "attn=sliding", "attn=mla", "attn=lightning"]
+)
+def test_compiled_gradients_are_as_near_to_float32_as_eager_ones(variant):
+    sizes = ("model.num_heads=4", "model.d_model=64", "model.context_length=12")
+    cfg = settings(*variant.split(), *sizes)
+    exact = gradient(cfg, mixed=False, compiled=False)
+    eager, compiled = (
+        (gradient(cfg, mixed=True, compiled=how) - exact).norm() for how in (False, True)
+    )
+    assert 0 < compiled <= 1.2 * eager
