@@ -23,8 +23,8 @@ class Shared:
     """Shared state of the layers: what a forward pass carries besides the stream x [B, T, E].
 
     A layer may put what later layers need (its keys or values) into `state`, under a name it
-    chooses. Where `losses` is given, as in training, a layer with a loss of its own appends that,
-    a scalar, under its name; whoever trains adds all of them to the loss.
+    chooses; in a model it finds there what it `needs`. Where `losses` is given, as in training, a
+    layer with a loss of its own appends that, a scalar, under its name; whoever trains adds all.
     """
 
     positions: Positions  # of the T tokens; Documents if rows hold several, kept apart
