@@ -223,8 +223,7 @@ class GPT(nn.Module):
             if self.activation_checkpointing and learning and cache is None:
                 x, shared = checkpoint(run_block, block, x, None, shared, use_reentrant=False)
             else:
-                own = None if cache is None else cache.caches[layer]
-                x, shared = run_block(block, x, own, shared)
+                x, shared = run_block(block, x, cache and cache.caches[layer], shared)
         if cache is not None:
             cache.advance(ids.shape[1])
         return self.norm(x)

@@ -35,16 +35,12 @@ def pays(cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float) -
 
 
 def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
-    """Compile the blocks in place, if the settings say so; names in checkpoints stay.
-
-    Where a kind of layer needs more graphs than one in training and one in validation, and torch's
-    limit is reached, it raises an error; by default it would go on without compiling.
-    """
+    """Compile the blocks in place, if the settings say so; names in checkpoints stay."""
     if cfg.compile:
         from torch import _dynamo  # slow to import
 
-        _dynamo.config.recompile_limit += 2 * count_kinds(cfg, model)  # beside earlier models'
-        _dynamo.config.fail_on_recompile_limit_hit = True
+        _dynamo.config.recompile_limit += 2 * count_kinds(cfg, model)  # in training, in validation
+        _dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on without compiling
         _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
         for block in model.layers():
             block.compile(dynamic=False)
