@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cache, lru_cache, reduce
 from operator import getitem
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -151,7 +151,8 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     }
     spec = dict(cfg.attn)
     for name, value in overrides.items():
-        if spec.get(name) == "chunked" and value in ("reference", "sdpa"):
+        types = arguments_of(find_target("attn", spec, [])).types
+        if value in ("reference", "sdpa") and "chunked" in get_args(types.get(name)):
             continue
         (spec if name in spec or name not in shared else shared)[name] = value
     attention = construct("attn", spec, shared, cfg.allow_targets)

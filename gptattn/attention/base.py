@@ -8,14 +8,20 @@ Letters, one per axis, in tensor names and in einsum alike:
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from gptattn.attention.cache import Cache
+from gptattn.machine.device import Toolchain
 from gptattn.position.base import Documents, Positions
+
+Reach = tuple[int | None, int | None]  # window and chunk
+Masks = Mapping[Reach, BlockMask]
 
 
 @dataclass
@@ -24,12 +30,14 @@ class Shared:
 
     A layer may put what later layers need (its keys or values) into `state`, under a name it
     chooses; in a model it finds there what it `needs`. Where `losses` is given, as in training, a
-    layer with a loss of its own appends that, a scalar, under its name; whoever trains adds all.
+    layer with a loss of its own appends that, a scalar, under its name; whoever trains adds all. A
+    layer with backend=flex finds its mask in `masks`, or computes as sdpa; None: it makes its own.
     """
 
     positions: Positions  # of the T tokens; Documents if rows hold several, kept apart
     state: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] | None = None  # None: nobody asks for them
+    masks: Masks | None = None
 
 
 class Attention(nn.Module, ABC):
@@ -43,6 +51,7 @@ class Attention(nn.Module, ABC):
     keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
     decodes_from_cache: ClassVar[bool] = True  # False: it reads the whole prefix again
     stops_gradient: ClassVar[bool] = False  # on purpose, as before a choice or when rounding
+    plain_backend: ClassVar[str] = ""  # what `auto` is on a CPU; "": it has no backends
     d_in: int
     d_out: int
     context_length: int
@@ -83,6 +92,16 @@ class Attention(nn.Module, ABC):
     def needs(self) -> dict[str, str]:
         """Return what it reads from `Shared.state`, as an earlier layer's `provides` gives it."""
         return {}
+
+    def make_masks(self, x_BTE: Tensor, positions: Positions) -> Masks:
+        """Return the block masks that it looks for in `Shared.masks`; x shows T and the device."""
+        return {}
+
+    def choose_backend(
+        self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
+    ) -> tuple[str, str]:
+        """Return what `auto` is on a GPU for x and this type of products; why no faster backend."""
+        return self.plain_backend, ""
 
     def initialise(self, std: float) -> None:
         """Draw the weights as the mechanism's paper does; called once, without gradients.

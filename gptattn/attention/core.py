@@ -3,7 +3,7 @@
 The backend `reference` is the definition: plain, readable, right in float64. The others must agree
 with it in outputs and gradients. `sdpa` never holds all T x S scores: torch's fused attention does
 what it can, blocks of queries do the rest. `flex` compiles the rule into one kernel on a GPU, and
-decodes as `sdpa` does.
+decodes as `sdpa` does. In a layer, `auto` is `sdpa`, until `choose_backend` says more.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,19 +24,27 @@ from torch.nn.attention.flex_attention import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from gptattn.attention.base import Masks, Reach
 from gptattn.attention.rule import Rule, Span, are_newest, place, visible, weights
 from gptattn.position.base import Documents, Positions
 
-Backend = Literal["reference", "sdpa", "flex"]
+Backend = Literal["auto", "reference", "sdpa", "flex"]
 
 # Weights [B, H, T, S] -> what the values are summed with: [B, H, T, S], or fewer heads.
 Blend = Callable[[Tensor], Tensor]
 
 BLOCK = 128  # queries at a time, where a mask or scores must be held in memory
 
+GPUS = ("cuda",)  # on a CPU, where layers are checked, flex has no gradients
+
 # cuDNN's kernel, which torch prefers on Hopper, may round dropout to sixteenths and makes a plan
 # for every shape: while decoding, for every token (pytorch#174245, transformers#48163).
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def is_gpu(x: Tensor) -> bool:
+    """Whether kernels that fuse scores with what happens to them compute with this tensor."""
+    return x.device.type in GPUS
 
 
 def attend(
@@ -46,6 +54,7 @@ def attend(
     rule: Rule,
     q_pos: Positions | None = None,
     k_pos: Positions | None = None,
+    masks: Masks | None = None,
     *,
     dropout: float = 0.0,
     backend: Backend = "sdpa",
@@ -60,17 +69,21 @@ def attend(
     token, or the same `Documents`, which do not see each other. By default T = S, and both count
     from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
     changes the weights after that; where it leaves fewer heads, outputs have that many, and v's
-    heads divide them. Raises ValueError if the numbers of positions and tokens differ.
+    heads divide them. flex makes its block mask, or finds it in `masks`; where those lack it, it
+    computes as sdpa. Raises ValueError if the numbers of positions and tokens differ.
     """
     T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
     query, key = place(q_pos, k_pos, T, S, q_BHTD.device)
     same_tokens = T == S and are_newest(query, key)
     if backend == "flex" and blend is None:
         check_flex(rule, dropout)
-        # Positions change with each step of decoding, and a kernel would with them. On a CPU, where
-        # layers are checked, it has no gradients.
-        if same_tokens and not on_cpu:
-            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, query.positions)
+        # Positions change with each step of decoding, and a kernel would with them.
+        if same_tokens and is_gpu(q_BHTD):
+            reach = rule.window, rule.chunk
+            at = query.positions, query.device
+            mask = make_block_mask(T, reach, *at) if masks is None else masks.get(reach)
+            if mask is not None:
+                return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, mask)
     # On a CPU fused attention holds all T x S weights with dropout, or for values of another size.
     holds_weights = on_cpu and (dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3])
     fuses = blend is None and not rule.changes_scores and not holds_weights
@@ -139,9 +152,10 @@ def by_sdpa(
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
     shared = k_BGSD.shape[1] != q_BHTD.shape[1]
-    on_gpu_in_float32 = q_BHTD.device.type == "cuda" and q_BHTD.dtype == torch.float32
-    if shared and on_gpu_in_float32 and not torch.is_autocast_enabled("cuda"):
-        # There torch 2.11 has no fused kernel for shared heads, and would hold all T x S scores.
+    wide = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    wide = wide or q_BHTD.shape[3] != v_BGSD.shape[3]
+    if shared and wide and q_BHTD.device.type == "cuda":
+        # For these, flash attention and torch 2.11's other fused kernels take no shared heads.
         R, shared = q_BHTD.shape[1] // k_BGSD.shape[1], False
         k_BGSD, v_BGSD = k_BGSD.repeat_interleave(R, 1), v_BGSD.repeat_interleave(R, 1)
     trains = is_causal and torch.is_grad_enabled() and dropout == 0
@@ -186,38 +200,35 @@ def split_in_blocks(
 
 
 def check_flex(rule: Rule, dropout: float) -> None:
-    """Raise ValueError for what this lacks: a bias from a function, chunks, and dropout."""
+    """Raise ValueError for what this lacks: a bias from a function, and dropout."""
     if rule.bias is not None:
         raise ValueError("backend=flex takes no bias from a function; use sdpa")
-    if rule.chunk is not None:
-        raise ValueError(f"backend=flex takes no chunk={rule.chunk}; use sdpa")
     if dropout > 0:
         raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
 
 
-def by_flex(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, positions: Positions
-) -> Tensor:
+def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: BlockMask) -> Tensor:
     """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
 
-    Blocks whose queries and keys share no document are skipped.
-
-    Source: Dong et al. 2024, arXiv:2412.05496.
+    `mask` hides keys, and must agree with `rule`. Source: Dong et al. 2024, arXiv:2412.05496.
     """
-    B, H, T, _ = q_BHTD.shape
-    on_gpu = q_BHTD.device.type == "cuda"
-    attention: Callable[..., Any] = _compiled() if on_gpu else flex_attention
-    documents = positions if isinstance(positions, Documents) else None
-    y_BHTD, more = attention(
-        q_BHTD,
-        k_BGSD,
-        v_BGSD,
-        score_mod=_score_mod(rule, B, H, T),
-        block_mask=_mask(T, rule.window, q_BHTD.device, documents),
-        scale=rule.scale,
-        enable_gqa=k_BGSD.shape[1] != H,
-        return_aux=AuxRequest(lse=True),
-    )
+    if torch.is_autocast_enabled(q_BHTD.device.type):  # torch 2.11 leaves that to its callers
+        dtype = torch.get_autocast_dtype(q_BHTD.device.type)
+        q_BHTD, k_BGSD, v_BGSD = (x.to(dtype) for x in (q_BHTD, k_BGSD, v_BGSD))
+    # Compiled with its block or, as eager code would hold all scores, alone.
+    alone = not torch.compiler.is_compiling()
+    attention: Callable[..., Any] = _compile_flex() if alone else flex_attention
+    with torch.compiler.set_stance("default") if alone else nullcontext():
+        y_BHTD, more = attention(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            score_mod=_score_mod(rule, q_BHTD),
+            block_mask=mask,
+            scale=rule.scale,
+            enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
     if rule.sink_H is None:
         return y_BHTD
     # Unlike the CPU's fused operator, this one has a gradient of its log-sum-exp.
@@ -225,41 +236,50 @@ def by_flex(
     return y_BHTD * kept_BHT[..., None].to(y_BHTD.dtype)
 
 
-def _score_mod(rule: Rule, B: int, H: int, T: int) -> Callable[..., Tensor] | None:
+@cache
+def _compile_flex() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _score_mod(rule: Rule, q_BHTD: Tensor) -> Callable[..., Tensor] | None:
     softcap, decay = rule.softcap, rule.decay
     if softcap is None and decay is None:
         return None
-    c_query = None if decay is None else decay.at_query_BHT.expand(B, H, T)
-    c_key = None if decay is None else decay.at_key_BHS.expand(B, H, T)
+    if decay is None:
+        return lambda score, b, h, t, s: softcap * torch.tanh(score / softcap)
+    # Sums in float64, as sums of two numbers in float32: kernels are slow in float64.
+    dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
+    c_t, c_s = (x.expand(q_BHTD.shape[:3]) for x in (decay.at_query_BHT, decay.at_key_BHS))
+    high_t, high_s = c_t.to(dtype), c_s.to(dtype)
+    low_t, low_s = (c_t - high_t).to(dtype), (c_s - high_s).to(dtype)
 
     def changed(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
         if softcap is not None:
             score = softcap * torch.tanh(score / softcap)
-        if c_query is not None and c_key is not None:
-            score = score + (c_query[b, h, t] - c_key[b, h, s])
-        return score
+        c = (high_t[b, h, t] - high_s[b, h, s]) + (low_t[b, h, t] - low_s[b, h, s])
+        return score + c
 
     return changed
 
 
 @lru_cache(maxsize=16)
-def _mask(
-    T: int, window: int | None, device: torch.device, documents: Documents | None
-) -> BlockMask:
-    start_BT = None if documents is None else documents.start_BT
+def make_block_mask(T: int, reach: Reach, positions: Positions, device: torch.device) -> BlockMask:
+    """Return flex's mask of T tokens: which blocks of keys the blocks of queries see.
+
+    Blocks without a pair in one document are skipped.
+    """
+    window, chunk = reach
+    start_BT = positions.start_BT if isinstance(positions, Documents) else None
 
     def seen(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        near = s <= t if window is None else (s <= t) & (s > t - window)
-        return near if start_BT is None else near & (s >= start_BT[b, t])
+        start = 0 if start_BT is None else start_BT[b, t]
+        near = (s >= start) & (s <= t)
+        near = near if window is None else near & (s > t - window)
+        return near if chunk is None else near & ((t - start) // chunk == (s - start) // chunk)
 
-    # Compiled, it never builds a T x T mask.
-    make: Callable[..., BlockMask] = (
-        torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
-    )
+    make: Callable[..., BlockMask] = create_block_mask
+    if device.type == "cuda" and not torch.compiler.is_compiling():
+        make = torch.compile(create_block_mask)  # which never builds a T x T mask
     rows = None if start_BT is None else len(start_BT)
-    return make(seen, rows, None, T, T, device=device)
-
-
-@cache
-def _compiled() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+    with torch.inference_mode(False):  # a validation's serves in training, too
+        return make(seen, rows, None, T, T, device=device)

@@ -26,11 +26,12 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, check_sizes
+from gptattn.attention.base import Attention, Shared, check_sizes
 from gptattn.attention.cache import Cache
+from gptattn.machine.device import Toolchain
 from gptattn.position.base import Documents, Positions
 
-Backend = Literal["chunked", "fla"]
+Backend = Literal["auto", "chunked", "fla"]
 FLA_CHUNK = 64  # tokens, in all of fla's kernels
 # Arguments of several mechanisms.
 Chunk = Annotated[int, Meta(ge=1)]
@@ -50,6 +51,7 @@ class RecurrentAttention(Attention):
 
     knows_order: ClassVar[bool] = True
     keeps_documents: ClassVar[bool] = True
+    plain_backend: ClassVar[str] = "chunked"
     delta: ClassVar[bool] = False  # whether it follows the delta rule
     by_channel: ClassVar[bool] = False  # whether each channel of a key has a decay of its own
     state_sizes: tuple[int, int, int]  # H, D and V of the state, which the mechanism sets
@@ -136,6 +138,23 @@ class RecurrentAttention(Attention):
         if s_BHDV is not None:
             s_BHDV.copy_(after)
         return y_BHTV
+
+    def choose_backend(
+        self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
+    ) -> tuple[Backend, str]:
+        obstacles = {
+            tools.missing: bool(tools.missing),
+            "fla is not installed; pip install 'gptattn[fla]'": not tools.fla,
+            "fla takes heads of up to 256": max(self.state_sizes[1:]) > 256,
+            "fla in float32 is not measured": dtype.itemsize > 2,
+            # Triton miscompiled a gate per head for Hopper, and fla refuses it there (fla#640,
+            # fla#983); a gate per channel has kernels of its own.
+            "fla needs torch 2.12.1 on this GPU, which brings Triton 3.7.1": (
+                tools.capability == (9, 0) and tools.triton < (3, 7, 1) and not self.by_channel
+            ),
+        }
+        why = next((reason for reason, holds in obstacles.items() if holds), "")
+        return ("chunked" if why else "fla"), why
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         """Return an empty cache: the state, in float32 or wider, and the convolution's inputs."""

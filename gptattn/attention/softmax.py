@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Shared, check_sizes, window_of
+from gptattn.attention.base import Attention, Masks, Shared, check_sizes, window_of
 from gptattn.attention.cache import Cache, Entry, TokenCache, new_token_cache
-from gptattn.attention.core import Backend, Blend, attend, check_flex
+from gptattn.attention.core import Backend, Blend, attend, check_flex, is_gpu, make_block_mask
 from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
+from gptattn.machine.device import Toolchain
 from gptattn.position.base import HeadPosition, Positions
 
 HeadDim = Annotated[int, Meta(ge=1)] | None  # None: d_out / num_heads
@@ -42,11 +43,12 @@ class Projected(Common, total=False):
 
 
 class Placed(NamedTuple):
-    """A rule, and the positions of the queries and keys that it is for."""
+    """A rule, and the positions of the queries and keys that it is for; `masks` as in `Shared`."""
 
     rule: Rule
     q_pos: Positions
     k_pos: Positions
+    masks: Masks | None = None
 
 
 class SoftmaxAttention(Attention):
@@ -60,8 +62,10 @@ class SoftmaxAttention(Attention):
     """
 
     keeps_documents: ClassVar[bool] = True
+    plain_backend: ClassVar[str] = "sdpa"
     # Whether the cache holds keys and values of each head, which a part can change.
     keeps_heads: ClassVar[bool] = True
+    takes_flex: ClassVar[bool] = True  # whether backend=flex can compute it
     num_kv_heads: int  # 0: no keys and values of its own; parts get them with 0 heads
     out_proj: nn.Linear | None
     _parts: tuple[Part, ...] = ()
@@ -78,7 +82,7 @@ class SoftmaxAttention(Attention):
         scale: float | None = None,
         window: float | None = None,
         chunk: int | None = None,
-        backend: Backend = "sdpa",
+        backend: Backend = "auto",
         position: HeadPosition | None = None,
         head_dim: int | None = None,
     ) -> None:
@@ -86,6 +90,8 @@ class SoftmaxAttention(Attention):
         check_sizes(d_out if head_dim is None else num_heads, num_heads, num_kv_heads)
         if backend == "flex" and not torch.cuda.is_available():
             raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
+        if backend == "flex" and not self.takes_flex:
+            raise ValueError(f"backend=flex cannot compute {self.title}; use sdpa")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads if head_dim is None else head_dim
@@ -146,7 +152,8 @@ class SoftmaxAttention(Attention):
         if self.position is not None and self.position.decays:
             decays = self.position.decay(shared.positions), self.position.decay(k_pos)
             rule = rule.with_decay(*decays)
-        return q_BHTD, held, Placed(rule, shared.positions, k_pos)
+        masks = shared.masks if cache is None else {}
+        return q_BHTD, held, Placed(rule, shared.positions, k_pos, masks)
 
     @abstractmethod
     def project(self, x_BTE: Tensor) -> Heads:
@@ -209,11 +216,45 @@ class SoftmaxAttention(Attention):
             blend=blend,
         )
 
+    # Kernels.
+
+    def make_masks(self, x_BTE: Tensor, positions: Positions) -> Masks:
+        if self.backend != "flex" or not is_gpu(x_BTE):
+            return {}
+        reach = self.rule().window, self.rule().chunk
+        return {reach: make_block_mask(x_BTE.shape[1], reach, positions, x_BTE.device)}
+
+    def choose_backend(
+        self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
+    ) -> tuple[Backend, str]:
+        q_BHTD, held, (rule, *_) = self.project_and_cache(x_BTE, None, shared)
+        T = x_BTE.shape[1]
+        sees_all = min(rule.window or T, rule.chunk or T) >= T
+        plain = sees_all and not rule.changes_scores and isinstance(shared.positions, range)
+        if plain or not self.takes_flex:
+            return "sdpa", ""
+        sizes = q_BHTD.shape[3], held["v"].shape[3] if "v" in held else self.head_dim
+        learned = rule.decay is not None and rule.decay.at_key_BHS.requires_grad
+        obstacles = {
+            tools.missing: bool(tools.missing),
+            f"flex has no dropout, given {self.dropout}": self.dropout > 0,
+            "flex takes no bias from a function": rule.bias is not None,
+            # Triton multiplies no fewer, and torch tunes no more.
+            "flex takes heads of 16 to 256": min(sizes) < 16 or max(sizes) > 256,
+            # A device has not shown its error and time yet.
+            "flex in float32 is not measured": dtype.itemsize > 2,
+            "flex is not measured for a decay with a soft cap": bool(rule.softcap and rule.decay),
+            # Its gradient is summed by atomic additions: slow, in any order.
+            "flex is not measured for a learned decay": learned,
+        }
+        why = next((reason for reason, holds in obstacles.items() if holds), "")
+        return ("sdpa" if why else "flex"), why
+
     # Maps, costs, cache, weights.
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
         q_BHTD, held, at = self.project_and_cache(x_BTE, None, shared)
-        return attention_weights(q_BHTD, self.keys(held), *at)
+        return attention_weights(q_BHTD, self.keys(held), *at[:3])
 
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         """Return the keys [B, G, S, D] of these entries."""

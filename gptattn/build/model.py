@@ -1,21 +1,24 @@
 """Builds the model of a run and its layers from the settings."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import nn
 
-from gptattn.attention.base import Attention
+from gptattn.attention.base import Attention, Shared
 from gptattn.attention.foreign import ForeignAttention
 from gptattn.attention.parts.base import Part
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
+from gptattn.machine.device import DTYPES, Toolchain, find_toolchain
 from gptattn.model.gpt import GPT, BlockStyle
 from gptattn.optim.matrix_rule import MatrixRule
-from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.position.base import Documents, HeadPosition, InputPosition
 from gptattn.settings.compose import settings
 from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, Spec, TrainConfig, default_width
 from gptattn.settings.construct import (
@@ -108,6 +111,41 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
         raise ConfigError("pattern", f"{said}; put one that does after it")
     return built
+
+
+def resolve_backends(
+    cfg: TrainConfig, device: torch.device, tools: Toolchain | None = None
+) -> tuple[TrainConfig, list[str]]:
+    """Return the settings with a backend in place of each `auto`; on a GPU, a line for each kind.
+
+    `tools`: those of another machine. Raises as `build_model`.
+    """
+    if cfg.match_attn is not None:
+        other = replace(cfg, attn=cfg.match_attn, match_attn=None, pattern=None, layers={}, part={})
+        cfg = replace(cfg, match_attn=resolve_backends(other, device, tools)[0].attn)
+    # On a CPU, a kind without the setting is recorded as it is.
+    default = "auto" if device.type == "cuda" else ""
+    waiting = [kind for kind in cfg.kinds() if kind.attn.get("backend", default) == "auto"]
+    targets = {kind.field: find_target(*kind[:2], cfg.allow_targets) for kind in waiting}
+    plain = {field: getattr(target, "plain_backend", "") for field, target in targets.items()}
+    chosen, notes = {field: name for field, name in plain.items() if name}, dict[str, None]()
+    if not chosen or not default:
+        return cfg.with_backends(chosen), []
+    T, dtype = cfg.model.context_length, DTYPES[cfg.trainer.precision]
+    tools = tools or find_toolchain(device)
+    try:
+        with torch.device("meta"):
+            x_BTE, number_BT = torch.zeros(1, T, cfg.model.d_model), torch.zeros(1, T)
+            apart = cfg.data.get(MASK_DOCUMENTS)
+            shared = Shared(Documents.numbered(number_BT) if apart else range(T), masks={})
+            for layer, block in enumerate(build_model(cfg, vocab_size=1).layers()):
+                name, why = block.attention.choose_backend(x_BTE, shared, dtype, tools)
+                if (field := cfg.layer(layer).field) in chosen:
+                    chosen[field] = name
+                    notes[f"{field}.backend={name}" + f": {why}" * bool(why)] = None
+    except RuntimeError:
+        notes["backend: a layer reads values when it is built, so it has no faster kernel"] = None
+    return cfg.with_backends(chosen), [*notes]
 
 
 def build_layers(

@@ -5,9 +5,12 @@ import ctypes
 import os
 import platform
 import random
+import re
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,15 @@ import torch
 from gptattn import find_source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
+from gptattn.machine.source_code import hash_of
+
+DTYPES = {  # of matrix products, by trainer.precision
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+}
 
 
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
@@ -139,6 +151,25 @@ def missing_compiler(device: torch.device) -> str | None:
         named, others, language = "CC", ("gcc", "clang"), "C"
     found = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
     return None if found else language
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What compiles kernels for a GPU."""
+
+    capability: tuple[int, int]  # (9, 0): Hopper
+    missing: str  # what Triton's kernels lack, in words; "": nothing
+    triton: tuple[int, ...]  # version
+    fla: bool  # whether it is installed
+
+
+def find_toolchain(device: torch.device) -> Toolchain:
+    """Return what this machine has for its GPU."""
+    lacking, triton = missing_compiler(device), hash_of("triton")
+    missing = "there is no C compiler" * bool(lacking) if triton else "Triton is not installed"
+    version = tuple(map(int, re.findall(r"\d+", triton or "")[:3]))
+    capability = torch.cuda.get_device_capability(device)
+    return Toolchain(capability, missing, version, find_spec("fla") is not None)
 
 
 def git_commit() -> str | None:

@@ -1,5 +1,6 @@
 """A causal language model: its blocks, and GPT, which is given a function that makes attentions."""
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -218,6 +219,9 @@ class GPT(nn.Module):
         """
         x, shared = self._embed(ids, cache, documents_BT)
         shared.losses = losses
+        if cache is None:  # outside of the blocks, which would make them in every layer
+            masks = [b.attention.make_masks(x, shared.positions) for b in self.layers()]
+            shared.masks = dict(ChainMap(*masks))
         learning = self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.layers()):
             if self.activation_checkpointing and learning and cache is None:
@@ -243,7 +247,7 @@ class GPT(nn.Module):
         x = self.token_embedding(ids)
         if self.input_position is not None:
             x = self.input_position(x, positions)
-        return self.dropout(x), Shared(positions)
+        return self.dropout(x), Shared(positions, masks={})
 
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         return F.linear(self.hidden(ids, cache), self.head.weight)

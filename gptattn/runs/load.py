@@ -27,6 +27,7 @@ from gptattn.runs.folder import NAMES, RunFolder
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
+from gptattn.settings.identity import KERNELS
 from gptattn.settings.own_code import use_recorded
 from gptattn.settings.values import build_dataclass
 
@@ -62,7 +63,7 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     whose code has changed since: the weights may not fit what it computes now.
     """
     folder = expand_path(folder, "run")
-    run, cfg = RunFolder(folder), load_config(folder, allow_targets)
+    run, cfg = RunFolder(folder), use_plain_kernels(load_config(folder, allow_targets))
     try:
         tokenizer = build_tokenizer(use_kept_tokenizer(cfg, run))
         model = build_model(cfg, tokenizer.vocab_size)
@@ -80,12 +81,19 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     model.load_state_dict(weights)
     made = run.read_provenance()
     code = made.code if made is not None else {}
+    code = {name: digest for name, digest in code.items() if name not in KERNELS["fla"]}
     if changed := [module for module, digest in code.items() if hash_of(module) != digest]:
         print(
             f"warning: run: the code has changed since {folder} was trained ({', '.join(changed)})",
             file=sys.stderr,
         )
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
+
+
+def use_plain_kernels(cfg: TrainConfig) -> TrainConfig:
+    """Return the settings without the kernels of a GPU, for a machine that may not have them."""
+    those = [kind.field for kind in cfg.kinds() if kind.attn.get("backend") in KERNELS]
+    return cfg.with_backends(dict.fromkeys(those, "auto"))
 
 
 def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, Any]]:
@@ -165,7 +173,7 @@ def count_caches(folder: Path, lengths: Sequence[int]) -> list[int] | None:
     training. Raises CheckpointError if the settings cannot be read.
     """
     with torch.device("meta"):
-        model = build_model(load_config(folder), 1)
+        model = build_model(use_plain_kernels(load_config(folder)), 1)
     if not all(block.attention.decodes_from_cache for block in model.layers()):
         return None
     return [count_cache(model, tokens) for tokens in lengths]

@@ -5,8 +5,8 @@ groups (attn, part, position, data, tokenizer, logger) hold a `_target_` and its
 `construct.py` checks those against the target's signature.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -290,6 +290,14 @@ class TrainConfig(Settings):
         own = self.layers[name]
         parts = self.part | own.get("part", {})
         return Layer(f"pattern.{name}", own["attn"], parts, own.get("position", self.position))
+
+    def with_backends(self, chosen: Mapping[str, str]) -> "TrainConfig":
+        """Return these settings with these backends, by the fields of their kinds of layers."""
+        kinds = [kind for kind in self.kinds() if kind.field in chosen]
+        own = {kind.field: kind.attn | {"backend": chosen[kind.field]} for kind in kinds}
+        named = [(name, one, own.get(f"pattern.{name}")) for name, one in self.layers.items()]
+        layers = {name: one | ({} if attn is None else {"attn": attn}) for name, one, attn in named}
+        return replace(self, attn=own.get("attn", self.attn), layers=layers)
 
     def kinds(self) -> list[Layer]:
         """Return the settings of each kind of layer."""

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from gptattn.machine.source_code import hash_code
+from gptattn.machine.source_code import hash_code, hash_of
 from gptattn.settings.config import Meaning, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
@@ -22,6 +22,9 @@ UNTIL, BUDGET = "until step", "earlier budget"
 
 RESUMES = (Meaning.LENGTH, Meaning.PLACE, Meaning.VIEW)  # may change when a run is resumed
 NAMED = (Meaning.RESULT, Meaning.LENGTH, Meaning.PLACE)  # an override is part of the run's name
+
+# Backend -> the packages whose versions affect its numbers; those of fla are all.
+KERNELS = {"flex": ("triton",), "fla": ("triton", "fla")}
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
 TYPED_PATHS = (*PATHS, "init_from", "cache_dir")
@@ -151,6 +154,12 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     # Lightning's own callbacks count by its version.
     theirs = ["lightning"] * any(target.startswith("lightning.") for target in targets)
     return hash_code(targets, [*cfg.allow_targets, *theirs])
+
+
+def hash_kernels(cfg: TrainConfig) -> dict[str, str]:
+    """Return the versions of the packages that compile kernels for these settings' backends."""
+    backends = [kind.attn.get("backend", "") for kind in cfg.kinds()]
+    return {one: hash_of(one) or "" for name in backends for one in KERNELS.get(name, ())}
 
 
 def differences(was: Provenance | None, now: Provenance) -> list[str]:

@@ -19,14 +19,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.softmax import SoftmaxAttention
-from gptattn.build.model import build_model
+from gptattn.build.model import build_model, resolve_backends
 from gptattn.errors import ConfigError, ForeignError
-from gptattn.machine.device import resolve_device
+from gptattn.machine.device import DTYPES, resolve_device
 from gptattn.machine.ending import find_own_code
 from gptattn.position.base import Documents
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
-from gptattn.training.preflight import DTYPES
 
 WIDTH = 64  # about that of the copies that are checked
 TOKENS = 70  # beyond a chunk of 64
@@ -312,6 +311,7 @@ def check_device(cfg: TrainConfig) -> None:
         return
     if cfg.trainer.deterministic:  # cuBLAS reads this once, and Lightning sets it later
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    cfg, _ = resolve_backends(cfg, device)
     with torch.random.fork_rng(devices=[]):
         for stack in list_stacks(draw_layers(cfg), cfg):
             modules, results = nn.ModuleList(stack.layers).eval(), []

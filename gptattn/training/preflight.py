@@ -15,10 +15,10 @@ import torch
 
 from gptattn.build.data import build_data, build_tokenizer
 from gptattn.build.match import apply_match
-from gptattn.build.model import build_matrix_rule, build_model
+from gptattn.build.model import build_matrix_rule, build_model, resolve_backends
 from gptattn.data.run_data import RunData
 from gptattn.errors import ConfigError
-from gptattn.machine.device import missing_compiler, resolve_device, seed_everything
+from gptattn.machine.device import DTYPES, missing_compiler, resolve_device, seed_everything
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
@@ -28,7 +28,7 @@ from gptattn.runs.resume import find_start
 from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
-from gptattn.settings.identity import Provenance, hash_code_for
+from gptattn.settings.identity import Provenance, hash_code_for, hash_kernels
 from gptattn.training.compiling import pays
 from gptattn.weights.init_from import begin_from, read_origin
 
@@ -36,13 +36,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
-DTYPES = {  # of matrix products, by trainer.precision
-    "32-true": torch.float32,
-    "64-true": torch.float64,
-    "16-mixed": torch.float16,
-    "bf16-mixed": torch.bfloat16,
-    "bf16-true": torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,7 @@ class Ready:
     state: RunState  # what it has done so far, which its callbacks update
     matrices: MatrixRule | None  # of `optim.matrices`
     callbacks: "list[Callback]"  # those of `trainer.callbacks`
+    notes: list[str]  # on kernels
     provenance: Provenance
 
     def costs(self) -> dict[str, float | None]:
@@ -87,6 +81,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     matrices = build_matrix_rule(cfg)
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
+    cfg, notes = resolve_backends(cfg, device)
+    kernels = hash_kernels(cfg)
 
     # The data comes after the model, since it takes longest and writes tokens to the cache; before
     # it where the vocabulary is the text's own.
@@ -129,7 +125,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
         state=state,
         matrices=matrices,
         callbacks=callbacks,
-        provenance=Provenance(data.text_hash, device.type, code, *made),
+        notes=[*notes, *(f"{name}: {installed}" for name, installed in kernels.items())],
+        provenance=Provenance(data.text_hash, device.type, code | kernels, *made),
     )
 
 

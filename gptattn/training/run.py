@@ -234,7 +234,7 @@ def _print_outline(ready: Ready, console: Console) -> None:
         console.print(f"resumes after step {ready.state.step}")
     if cfg.match_made is not None:
         console.print(describe_match(cfg.match_made), markup=False)
-    for line in describe_missing_parts(cfg, ready.model):
+    for line in (*describe_missing_parts(cfg, ready.model), *ready.notes):
         console.print(line, markup=False)
     model, ids = cfg.choices["model"], len(ready.model.head.weight)
     if model.startswith("gpt2") and ids < 50_257:

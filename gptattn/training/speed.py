@@ -25,7 +25,7 @@ from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import ConfigError
 from gptattn.machine.console import quiet_lightning
-from gptattn.machine.device import device_name, matmul_flops_per_second, synchronize
+from gptattn.machine.device import DTYPES, device_name, matmul_flops_per_second, synchronize
 from gptattn.machine.ending import handled_signals
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_config, use_kept_tokenizer
@@ -34,7 +34,7 @@ from gptattn.runs.two_stages import variant_key
 from gptattn.settings.identity import list_changed
 from gptattn.training.compiling import compile_blocks
 from gptattn.training.module import LanguageModel
-from gptattn.training.preflight import DTYPES, Ready, make_model, preflight
+from gptattn.training.preflight import Ready, make_model, preflight
 from gptattn.training.run import set_numerics
 
 TRAINING_SECONDS, DECODING_SECONDS = 0.3, 0.1  # of a turn

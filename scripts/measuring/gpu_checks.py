@@ -133,7 +133,7 @@ def check_cells() -> dict[str, Callable[[Lab], Cell]]:
         kind = str(dtype).removeprefix("torch.")
         found[f"loss gradients, {kind}"] = partial(loss_gradients, dtype=dtype)
         for file in sorted((CONF / "attn").glob("*.yaml")):
-            has_state = "\nbackend: chunked" in file.read_text("utf-8")
+            has_state = "| chunked | fla" in file.read_text("utf-8")
             both = ("fla", "chunked") if has_state else ("sdpa", "reference")
             cell = partial(variant, name=file.stem, backends=both, dtype=dtype)
             found[f"{file.stem}, {kind}: {' = '.join(both)}"] = cell

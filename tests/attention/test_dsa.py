@@ -65,7 +65,7 @@ def plain_loss(layer: DeepSeekSparseAttention, x: Tensor, documents: Documents |
     """The mean divergence, query by query from whole matrices."""
     at = range(x.shape[1]) if documents is None else documents
     q, held, placed = layer.project_and_cache(x, None, Shared(at))
-    w_BTS = attention_weights(q, layer.keys(held), *placed).sum(1).detach()
+    w_BTS = attention_weights(q, layer.keys(held), *placed[:3]).sum(1).detach()
     q_BITJ, k_BSJ = held["index_query"], held["index_key"][:, 0]
     start = torch.zeros(len(x), x.shape[1]).long() if documents is None else documents.start_BT
     each = []

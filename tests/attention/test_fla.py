@@ -153,7 +153,7 @@ def test_on_a_cpu_as_in_the_checks_before_a_run_it_is_the_chunks(variant, monkey
 
 
 @pytest.mark.parametrize(
-    ("backend", "linear", "full"), [("fla", "fla", "sdpa"), ("reference", "chunked", "reference")]
+    ("backend", "linear", "full"), [("fla", "fla", "auto"), ("reference", "auto", "reference")]
 )
 def test_in_a_pattern_a_backend_reaches_the_layers_that_have_it(backend, linear, full):
     layers = settings("recipe=qwen3_next", f"attn.backend={backend}").layers

@@ -50,6 +50,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     """
 
     stops_gradient: ClassVar[bool] = True
+    takes_flex: ClassVar[bool] = False  # keys are chosen by their scores
 
     def __init__(
         self,
@@ -78,8 +79,6 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             out_bias=out_bias,
             **common,
         )
-        if self.backend == "flex":
-            raise ValueError("backend=flex cannot choose keys by their scores; use sdpa")
         self.topk = window_of(topk, context_length, "topk") or context_length
         self.index_heads = _heads(index_heads, num_heads)
         self.index_dim = self.head_dim if index_dim is None else index_dim
@@ -179,7 +178,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         if T > 1 or self.topk >= S or at.rule.decay is not None:
             return super().attend(q_BHTD, held, at)
         # A token that decodes reads only the chosen entries.
-        query, key = place(*at[1:], T, S, q_BHTD.device)
+        query, key = place(at.q_pos, at.k_pos, T, S, q_BHTD.device)
         chosen_BS = self.choose(self.index_scores(held, at.rule, query, key), key)[:, 0, 0]
         where_BK = chosen_BS.byte().topk(self.topk, sorted=False).indices
         row_B1 = torch.arange(len(where_BK), device=where_BK.device)[:, None]
@@ -193,7 +192,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         with torch.no_grad():
             k_BHSX = self.keys(held)
         B, _, T, _ = q_BHTX.shape
-        query, key = place(*at[1:], T, k_BHSX.shape[2], q_BHTX.device)
+        query, key = place(at.q_pos, at.k_pos, T, k_BHSX.shape[2], q_BHTX.device)
         sums = []
         for q, k, _, *spans in split_in_blocks(q_BHTX, k_BHSX, k_BHSX, at.rule, query, key):
             call = self._divergence, q, k, held, at.rule, *spans

@@ -62,7 +62,7 @@ class GatedDeltaNet(RecurrentAttention):
         value_heads: Annotated[int, Meta(ge=1)] = 1,
         chunk: Chunk = 32,
         norm_eps: Eps = 1e-5,
-        backend: Backend = "chunked",
+        backend: Backend = "auto",
         out_bias: bool = True,
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)

@@ -60,7 +60,7 @@ class KimiDeltaAttention(RecurrentAttention):
         expand: float = 1.0,
         chunk: Chunk = 32,
         norm_eps: Eps = 1e-5,
-        backend: Backend = "chunked",
+        backend: Backend = "auto",
         out_bias: bool = True,
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)

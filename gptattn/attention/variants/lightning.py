@@ -49,7 +49,7 @@ class LightningAttention(RecurrentAttention):
         expand: float = 1.0,
         chunk: Chunk = 64,
         norm_eps: Eps = 1e-6,
-        backend: Backend = "chunked",
+        backend: Backend = "auto",
         out_bias: bool = True,
         layer: int = 0,
         num_layers: int = 1,

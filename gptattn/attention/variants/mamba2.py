@@ -62,7 +62,7 @@ class Mamba2(RecurrentAttention):
         conv_size: ConvSize = 4,
         chunk: Chunk = 64,
         norm_eps: Eps = 1e-5,
-        backend: Backend = "chunked",
+        backend: Backend = "auto",
         out_bias: bool = True,
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
