@@ -233,7 +233,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention as CUDA computes it: in half precision under autocast, values as wide as keys.
+    """Attention as CUDA computes it: in half precision under autocast, all of one width.
 
     The memory-efficient kernel takes masks, as numbers, and no shared heads.
     """
@@ -241,7 +241,8 @@ def _attend(
         half = torch.get_autocast_dtype("cuda")
         q, k, v = q.to(half), k.to(half), v.to(half)
     width = v.shape[-1]
-    v = F.pad(v, (0, q.shape[-1] - width)) if width < q.shape[-1] else v
+    most = max(width, q.shape[-1])
+    q, k, v = (x if x.shape[-1] == most else F.pad(x, (0, most - x.shape[-1])) for x in (q, k, v))
     if attn_mask is None:
         y = getattr(torch.ops.aten, FLASH)(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     else:

@@ -111,7 +111,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(dtype, torch.float32)
         V, x, head, share = len(weight), hidden.to(dtype), weight.to(dtype), 1 / len(targets)
         if to_gradient is not None and V % ALIGNED:
-            head = F.pad(head, (0, 0, 0, -V % ALIGNED))  # their logits are 0 and stay so
+            head = F.pad(head, (0, 0, 0, -V % ALIGNED))  # the logits of these are 0, and stay so
         # Summing many chunks in half precision would lose a bit or two.
         several = chunk_tokens < len(targets)
         sum_dtype = torch.promote_types(weight.dtype, torch.float32) if several else weight.dtype
@@ -138,8 +138,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _add_product(grad_hidden[span], False, grad, head, share)
                 _add_product(grad_weight, start > 0, grad.T, x[span], share)
         ctx.grads = None if grad_weight is None else (grad_hidden, grad_weight[:V].to(weight.dtype))
-        total = reduce(torch.add, scored) if to_gradient is None else torch.cat(scored).sum()
-        return -total / len(targets)
+        if to_gradient is not None:
+            return (-torch.cat(scored)).mean()
+        return reduce(torch.sub, scored, hidden.new_zeros((), dtype=wide)) / len(targets)
 
     @staticmethod
     @once_differentiable

@@ -116,6 +116,7 @@ class LanguageModel(L.LightningModule):
         return CombinedAdamW(groups, self.matrices, **settings)
 
     def on_fit_start(self) -> None:
+        """Compile on a GPU what lies between the head's products; a CPU does not run it."""
         if self.cfg.compile and self.device.type == "cuda":
             self.model.to_gradient = torch.compile(logits_to_gradient, fullgraph=True)
 
