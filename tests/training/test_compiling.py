@@ -20,7 +20,7 @@ from torch._dynamo.utils import counters
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.build.model import build_model
-from gptattn.machine.device import missing_compiler
+from gptattn.machine.device import Toolchain, missing_compiler
 from gptattn.model.gpt import GPT
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
@@ -83,6 +83,8 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatc
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, 1e12))
     monkeypatch.setattr("gptattn.training.preflight.resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr("gptattn.training.preflight.missing_compiler", lambda device: None)
+    tools = Toolchain((9, 0), "", (3, 7, 1), fla=False)
+    monkeypatch.setattr("gptattn.build.model.find_toolchain", lambda device: tools)
     monkeypatch.setattr(
         "gptattn.training.preflight.pays", lambda cfg, model, budget, flops: budget.steps == 14
     )
