@@ -243,10 +243,12 @@ def _compile_flex() -> Callable[..., Any]:
 
 def _score_mod(rule: Rule, q_BHTD: Tensor) -> Callable[..., Tensor] | None:
     softcap, decay = rule.softcap, rule.decay
-    if softcap is None and decay is None:
-        return None
+
+    def cap(score: Tensor) -> Tensor:
+        return score if softcap is None else softcap * torch.tanh(score / softcap)
+
     if decay is None:
-        return lambda score, b, h, t, s: softcap * torch.tanh(score / softcap)
+        return None if softcap is None else lambda score, b, h, t, s: cap(score)
     # Sums in float64, as sums of two numbers in float32: kernels are slow in float64.
     dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
     c_t, c_s = (x.expand(q_BHTD.shape[:3]) for x in (decay.at_query_BHT, decay.at_key_BHS))
@@ -254,10 +256,8 @@ def _score_mod(rule: Rule, q_BHTD: Tensor) -> Callable[..., Tensor] | None:
     low_t, low_s = (c_t - high_t).to(dtype), (c_s - high_s).to(dtype)
 
     def changed(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        if softcap is not None:
-            score = softcap * torch.tanh(score / softcap)
-        c = (high_t[b, h, t] - high_s[b, h, s]) + (low_t[b, h, t] - low_s[b, h, s])
-        return score + c
+        score = cap(score) + (low_t[b, h, t] - low_s[b, h, s])  # first: so it fits in registers
+        return score + (high_t[b, h, t] - high_s[b, h, s])
 
     return changed
 

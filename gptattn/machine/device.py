@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from gptattn import find_source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.source_code import hash_of
+from gptattn.machine.source_code import version_of
 
 DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
@@ -165,11 +164,11 @@ class Toolchain:
 
 def find_toolchain(device: torch.device) -> Toolchain:
     """Return what this machine has for its GPU."""
-    lacking, triton = missing_compiler(device), hash_of("triton")
+    lacking, triton = missing_compiler(device), version_of("triton")
     missing = "there is no C compiler" * bool(lacking) if triton else "Triton is not installed"
     version = tuple(map(int, re.findall(r"\d+", triton or "")[:3]))
     capability = torch.cuda.get_device_capability(device)
-    return Toolchain(capability, missing, version, find_spec("fla") is not None)
+    return Toolchain(capability, missing, version, version_of("fla") is not None)
 
 
 def git_commit() -> str | None:

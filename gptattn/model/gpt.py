@@ -1,6 +1,5 @@
 """A causal language model: its blocks, and GPT, which is given a function that makes attentions."""
 
-from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -220,8 +219,8 @@ class GPT(nn.Module):
         x, shared = self._embed(ids, cache, documents_BT)
         shared.losses = losses
         if cache is None:  # outside of the blocks, which would make them in every layer
-            masks = [b.attention.make_masks(x, shared.positions) for b in self.layers()]
-            shared.masks = dict(ChainMap(*masks))
+            made = [b.attention.make_masks(x, shared.positions) for b in self.layers()]
+            shared.masks = {reach: mask for masks in made for reach, mask in masks.items()}
         learning = self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.layers()):
             if self.activation_checkpointing and learning and cache is None:
