@@ -67,7 +67,9 @@ class CombinedAdamW(torch.optim.AdamW):
                 self.state[p] = {"step": step, **self.rule.new_state(p)}
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
-        for p, direction in zip(matrices, directions, strict=True):
-            p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+        if matrices:  # a list at a time: on a GPU one kernel each
+            torch.ops.aten._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+            torch.ops.aten._foreach_sub_(matrices, directions, alpha=group["lr"])
+            torch.ops.aten._foreach_add_([self.state[p]["step"] for p in matrices], 1)
+        for p in matrices:
             p.grad = None
-            self.state[p]["step"] += 1

@@ -48,8 +48,8 @@ class Muon(MatrixRule):
     fewer than five steps; AdamW's have about 0.2, so that one learning rate suits both. Matrices of
     one shape, or its transpose, are computed together.
 
-    `steps` steps of `iteration` bring the singular values near 1, in float32 or the weights' wider
-    format; the sources use bfloat16.
+    `steps` steps of `iteration` bring the singular values near 1: on a CPU in float32 or the
+    weights' wider format, on a GPU in bfloat16, as in the sources.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; polar_express: Amsel et
     al. 2025, arXiv:2505.16932, listing 2; the scale: Liu et al. 2025, arXiv:2502.16982, sec. 2.2.
@@ -70,12 +70,10 @@ class Muon(MatrixRule):
         return {"momentum": torch.zeros_like(matrix)}
 
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
-        averages = [
-            state["momentum"].lerp_(gradient, 1 - self.momentum)
-            for gradient, state in zip(gradients, states, strict=True)
-        ]
+        averages = [state["momentum"] for state in states]
+        torch.ops.aten._foreach_lerp_(averages, gradients, 1 - self.momentum)
         if self.nesterov:
-            averages = [g.lerp(m, self.momentum) for g, m in zip(gradients, averages, strict=True)]
+            averages = list(torch.ops.aten._foreach_lerp(gradients, averages, self.momentum))
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, x in enumerate(averages):
             groups[min(x.shape), max(x.shape)].append(i)
@@ -92,6 +90,8 @@ class Muon(MatrixRule):
     def _orthogonalise(self, x_NPQ: Tensor) -> Tensor:
         """Return the matrices with singular values near 1."""
         P, Q = x_NPQ.shape[1:]
+        if x_NPQ.device.type != "cpu":
+            return compute_polar_factor(x_NPQ.bfloat16(), self._polynomials)
         # `compute_whitener` works with squares of singular values, which need float32's digits.
         wide_NPQ = x_NPQ.to(torch.promote_types(x_NPQ.dtype, torch.float32))
         if WIDE * P <= Q:
