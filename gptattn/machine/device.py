@@ -103,6 +103,28 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def runs_ahead(device: torch.device) -> bool:
+    """Whether the host goes on before the device has done what it was asked."""
+    return device.type != "cpu"
+
+
+class Moment:
+    """A point in a device's work: now, or on a GPU, when it has done all that was asked so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._host, self._event = time.perf_counter(), None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record()
+
+    def seconds_since(self, other: "Moment") -> float:
+        """Return the seconds from `other` to this; the host waits until a GPU gets here."""
+        if self._event is None:
+            return self._host - other._host
+        self._event.synchronize()
+        return other._event.elapsed_time(self._event) / 1e3
+
+
 def reset_peak_memory(device: torch.device) -> None:
     """Restart the peak of `peak_memory_mb`."""
     if device.type == "cuda":

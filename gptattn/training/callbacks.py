@@ -12,14 +12,14 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import NumericError
-from gptattn.machine.device import peak_memory_mb, synchronize
-from gptattn.runs.metrics import ACCURACY, MEMORY, SPEED, STEP_MS
+from gptattn.machine.device import Moment, peak_memory_mb, runs_ahead
+from gptattn.runs.metrics import ACCURACY, MEMORY, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import Ready
 from gptattn.training.record import Board, MetricsFile, log_row
@@ -31,17 +31,21 @@ class StepClock(L.Callback):
     """Measures training time: from making a batch to the end of its optimizer step.
 
     Validation, samples, logging and checkpoints do not count. With `compile`, the seconds in the
-    run's state leave out the first step, most of which is compilation. On a GPU, whose host runs
-    ahead of it, the steps since the last `settle` share the time that they took. Must be the first
-    of the callbacks.
+    run's state leave out the first step, most of which is compilation. On a GPU, which the host
+    runs ahead of, the steps between two calls of `time_steps` share the time that the GPU took from
+    one to the other. Must be the first of the callbacks.
     """
 
     def __init__(self, ready: Ready) -> None:
         self._state, self._device, self._compiling = ready.state, ready.device, ready.cfg.compile
-        self._making = 0.0  # seconds of making the next step's batch
-        self._start: float | None = None  # of the steps that are not settled yet
+        self._late = runs_ahead(ready.device)
+        self._making = 0.0  # seconds of making the first batch of those below
+        self._start: Moment | None = None  # of the steps that are not timed yet
         self._ended = ready.state.step
-        self._waiting = 0  # steps that are not settled
+        self._steps = 0  # since then
+        # Steps before those that are to be timed: from, to, how many, and what to call then.
+        self._pending: tuple[Moment | None, Moment, int, Callable[[], None]] | None = None
+        self._counted = 0.0  # until when, by the host's clock, the state's seconds count
 
     def add(self, seconds: float) -> None:
         """Add the time spent on making a batch, unless a step is being timed already."""
@@ -50,33 +54,58 @@ class StepClock(L.Callback):
 
     def on_train_batch_start(self, *args: Any) -> None:
         if self._start is None:
-            self._start = time.perf_counter()
+            self._start = Moment(self._device)
+            self._counted = time.perf_counter() - self._making
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == self._ended:
             return  # a micro-batch
-        self._ended, self._waiting = trainer.global_step, self._waiting + 1
-        if self._device.type == "cpu" or self._compiling:
+        self._ended, self._steps = trainer.global_step, self._steps + 1
+        if not self._late or self._compiling:
             self.settle()
 
     def on_validation_start(self, *args: Any) -> None:
         self.settle()
 
+    def on_exception(self, *args: Any) -> None:
+        with contextlib.suppress(Exception):  # the one that ends the run counts
+            self.settle()
+
+    def time_steps(self, then: Callable[[], None]) -> None:
+        """Time the steps since the last call, then call `then`.
+
+        That is now, or if the host runs ahead, at the next call or `settle`: it waits for no step
+        after the last call.
+        """
+        self._complete()
+        end = Moment(self._device)
+        self._pending = self._start, end, self._steps, then
+        self._start, self._steps = self._start and end, 0
+        if not self._late:
+            self._complete()
+
     def settle(self) -> None:
-        """Complete the state's seconds; no time counts from now to the next batch."""
-        if not self._waiting or self._start is None:
+        """Time all steps so far; no time counts from now to the next batch."""
+        self.time_steps(lambda: None)
+        self._complete()
+        self._start = None
+
+    def _complete(self) -> None:
+        if self._pending is None:
             return
-        synchronize(self._device)
-        taken = (time.perf_counter() - self._start + self._making) / self._waiting
-        for _ in range(self._waiting):
-            self._state.step_seconds.append(taken)
-            self._state.seconds += 0.0 if self._compiling else taken
-            self._compiling = False
-        self._start, self._waiting, self._making = None, 0, 0.0
+        (start, end, steps, then), self._pending = self._pending, None
+        if start is not None and steps:
+            seconds = end.seconds_since(start) + self._making
+            self._making, self._counted = 0.0, self._counted + seconds
+            for _ in range(steps):
+                self._state.step_seconds.append(seconds / steps)
+                self._state.seconds += 0.0 if self._compiling else seconds / steps
+                self._compiling = False
+        then()
 
     def now(self) -> float:
-        """Return the seconds of training so far, with the steps that are not settled."""
-        running = time.perf_counter() - self._start if self._waiting and self._start else 0.0
+        """Return the seconds of training so far, with the steps that are not timed yet."""
+        running = 0.0 if self._start is None else time.perf_counter() - self._counted
         return self._state.seconds + running
 
 
@@ -84,7 +113,9 @@ class MetricRows(L.Callback):
     """Records one row every `log_every` optimizer steps and one per validation.
 
     They have the module's losses, speed and progress, and what a callback before this one has
-    logged with `self.log`: of training the means since the last row, of validation the values.
+    logged with `self.log`: of training the means since the last row, of validation the values. A
+    row is written once the clock has timed its steps: on a GPU when the next row is due, or before
+    a validation or a checkpoint.
     """
 
     def __init__(self, ready: Ready, clock: StepClock) -> None:
@@ -93,6 +124,7 @@ class MetricRows(L.Callback):
         self.flops_per_token = ready.cost.flops_per_token
         self.state.shared |= self.cfg.sweep.beside_others
         self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
+        self._own: dict[str, list[Tensor]] = {}  # losses since the row, of this process alone
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.state.complete = False  # with a larger budget
@@ -103,10 +135,11 @@ class MetricRows(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, ends = trainer.global_step, (batch_idx + 1) % self.cfg.accumulate == 0
-        # The module's own names are not for others.
-        new = self._read_new(trainer) | (pl_module.losses if ends else {})
-        for name, value in new.items():
-            self.state.since_row.setdefault(name, []).append(value)
+        for name, value in self._read_new(trainer).items():
+            if name not in pl_module.losses:  # the module's own names are not for others
+                self.state.since_row.setdefault(name, []).append(value)
+        for name, value in pl_module.losses.items() if ends else ():
+            self._own.setdefault(name, []).append(value)
         if ends and (step % self.cfg.log_every == 0 or step == 1):
             self._log(trainer, pl_module)
 
@@ -114,11 +147,16 @@ class MetricRows(L.Callback):
         # The training loss shown beside the validation loss must include the newest step.
         if trainer.global_step > self.state.logged_step:
             self._log(trainer, pl_module)
+            self.clock.settle()
+
+    def on_save_checkpoint(self, trainer: L.Trainer, *args: Any) -> None:
+        self._share(trainer)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         steps = self.state.step_seconds
         speed = self._speed_row(median(steps)) if steps else {}
-        self._record(trainer, speed | {MEMORY: peak_memory_mb(pl_module.device)})
+        row = speed | {MEMORY: peak_memory_mb(pl_module.device)}
+        self._record(trainer, row, trainer.global_step)
 
     def _read_new(self, trainer: L.Trainer) -> dict[str, Tensor]:
         """Return what was logged since this was last called: Lightning keeps old values, too."""
@@ -130,30 +168,48 @@ class MetricRows(L.Callback):
         }
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
-        step = trainer.global_step
-        self.clock.settle()
-        if module.device.type != "cpu":
-            module.check_finite()  # on a CPU each step has
-        per_step = mean(self.state.step_seconds[self.state.timed_steps :])
-        row = {
-            **{
-                name: read(torch.stack(values).mean())
-                for name, values in self.state.since_row.items()
-            },
-            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
-            # Infinite where float16 overflowed and the loss scaler skipped the step.
-            "train/grad_norm": read(module.grad_norm),
-            **self._speed_row(per_step),
-            MEMORY: peak_memory_mb(module.device),
-            **self._progress_row(step),
-        }
-        self.state.since_row.clear()
-        self.state.logged_step, self.state.timed_steps = step, len(self.state.step_seconds)
-        self._record(trainer, row)
+        self._share(trainer)
+        step, since, names = trainer.global_step, self.state.since_row, [*self.state.since_row]
+        newest = since[TRAIN_LOSS][-1], module.grad_norm
+        values = *newest, *(torch.stack(since[name]).mean() for name in names)
+        # Into pinned memory of the host, in one copy that it does not wait for.
+        copied = torch.stack([one.double() for one in values]).to("cpu", non_blocking=True)
+        rate: float = trainer.optimizers[0].param_groups[0]["lr"]
+        memory = peak_memory_mb(module.device)
+        since.clear()
+        self.state.logged_step = step
 
-    def _record(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
+        def write() -> None:
+            loss, grad_norm, *means = copied
+            module.check_finite(step, loss, grad_norm)
+            per_step = mean(self.state.step_seconds[self.state.timed_steps :])
+            self.state.timed_steps = len(self.state.step_seconds)
+            row = {
+                **{name: read(value) for name, value in zip(names, means, strict=True)},
+                "train/lr": rate,
+                # Infinite where float16 overflowed and the loss scaler skipped the step.
+                "train/grad_norm": read(grad_norm),
+                **self._speed_row(per_step),
+                MEMORY: memory,
+                **self._progress_row(step),
+            }
+            self._record(trainer, row, step)
+
+        self.clock.time_steps(write)
+
+    def _share(self, trainer: L.Trainer) -> None:
+        """Add the losses since the row, as means over all processes, to the state."""
+        for name, values in self._own.items():
+            by_step = torch.stack(values)
+            if trainer.world_size > 1:
+                distributed.all_reduce(by_step)
+                by_step /= trainer.world_size
+            self.state.since_row.setdefault(name, []).extend(by_step)
+        self._own.clear()
+
+    def _record(self, trainer: L.Trainer, row: dict[str, Any], step: int) -> None:
         self.state.last |= row
-        log_row(trainer.loggers, row, trainer.global_step)
+        log_row(trainer.loggers, row, step)
 
     def _speed_row(self, step_seconds: float) -> dict[str, float]:
         return {SPEED: self.tokens_per_step / step_seconds, STEP_MS: 1e3 * step_seconds}
@@ -171,7 +227,7 @@ class MetricRows(L.Callback):
         step = trainer.global_step
         logged = {name: read(value) for name, value in self._read_new(trainer).items()}
         row = {**logged, **pl_module.val_metrics, **self._progress_row(step)}
-        self._record(trainer, row)
+        self._record(trainer, row, step)
         reached = self.cfg.budget.reached(row.get(ACCURACY))
         self.state.complete = row["progress/budget"] >= 1.0 or reached
 

@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import distributed
 
 from gptattn.errors import NumericError
 from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
@@ -56,7 +57,6 @@ class Checkpoints(Checkpoint):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        self.clock.settle()
         self.state.step = trainer.global_step
         self.state.row_bytes = 0 if self.record is None else self.record.size
         if not self.state.validation_due:  # which may have drawn already
@@ -68,6 +68,8 @@ class Checkpoints(Checkpoint):
         # were there before the run.
         for number in handled_signals():
             signal.signal(number, self._note)
+        # Lightning would exchange SIGTERM before each step, and the host wait for its GPU.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._step = trainer.global_step
         if generators := self.state.generators:
             # As late as possible, so that nothing draws from them before the first step.
@@ -125,8 +127,9 @@ class Checkpoints(Checkpoint):
         """Whether the run is to end. All its processes ask at the same points."""
         asked = self.signum
         if trainer.world_size > 1:
-            own = torch.tensor(asked, device=trainer.strategy.root_device)
-            asked = int(trainer.strategy.reduce(own, reduce_op="max"))
+            most = torch.tensor(asked)  # on the host, which waits for no GPU
+            distributed.all_reduce(most, distributed.ReduceOp.MAX)
+            asked = int(most)
             # A signal that came during the exchange counts at the next time.
             self.signum = asked or self.signum
         return asked != 0
@@ -141,6 +144,7 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not self.saves:
             return
+        self.clock.settle()
         for name, weight in pl_module.named_parameters():  # a buffer may be a mask of -inf
             if not torch.isfinite(weight).all():
                 raise NumericError(

@@ -8,11 +8,12 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, TrainingStream, rows_of
 from gptattn.errors import NumericError
+from gptattn.machine.device import runs_ahead
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import (
     IGNORED,
@@ -36,7 +37,7 @@ class LanguageModel(L.LightningModule):
     matrices in place of AdamW, if given. `on_made` gets the seconds that each step's batch took.
 
     Raises NumericError if a loss or gradient is not finite: on a CPU before the update; on a GPU
-    when the next row is logged, since the host does not wait for it.
+    when `MetricRows` writes the step's row, since the host does not wait for it.
 
     Several processes each get their rows of every batch, and agree on gradients and losses: a step
     is that of one process with all rows, but for the order of sums and the masks of dropout, which
@@ -58,7 +59,7 @@ class LanguageModel(L.LightningModule):
         self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
         self.val_bytes, self.matrices, self.seed = data.val_bytes, matrices, cfg.seed
         self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
-        # Of the newest step; means over its micro-batches and all processes.
+        # Of the newest step, and this process; means over its micro-batches.
         self.losses: dict[str, Tensor] = {}
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
@@ -148,7 +149,8 @@ class LanguageModel(L.LightningModule):
         if self._scored is not None and self.trainer.world_size > 1:
             # This process's loss is the mean over its own scored targets: weigh it by its share.
             count = (batch[1] != IGNORED).sum()
-            total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
+            total = count.clone()
+            distributed.all_reduce(total)  # Lightning's `reduce` lets the host wait
             loss = loss * (count * self.trainer.world_size / total)
         losses = {TRAIN_LOSS: loss}
         for name, of_layers in own.items():
@@ -164,9 +166,6 @@ class LanguageModel(L.LightningModule):
             self.losses = {}
         for name, loss in losses.items():
             self.losses[name] = self.losses.get(name, 0.0) + loss.detach() / self.accumulate
-        if self.trainer.world_size > 1 and (batch_idx + 1) % self.accumulate == 0:
-            for name, loss in self.losses.items():
-                self.losses[name] = self.trainer.strategy.reduce(loss, reduce_op="mean")
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         """Log a metric, which `MetricRows` passes to the loggers, in place of Lightning."""
@@ -182,19 +181,18 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = nn.utils.get_total_norm(
             [p.grad for p in self._trained if p.grad is not None]
         )
-        on_cpu = self.device.type == "cpu"
-        if on_cpu:
-            self.check_finite()
+        late = runs_ahead(self.device)
+        if not late:
+            self.check_finite(self.global_step + 1, self.losses[TRAIN_LOSS], self.grad_norm)
         # Multiplying takes time even if nothing is clipped; a GPU's host does not wait to know.
-        if not on_cpu or self.grad_norm > self.optim.grad_clip:
+        if late or self.grad_norm > self.optim.grad_clip:
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
-    def check_finite(self) -> None:
-        """Raise NumericError if the newest step's loss or gradient is not finite."""
-        step = self.global_step + (self.device.type == "cpu")
-        values = {TRAIN_LOSS: self.losses[TRAIN_LOSS]}
+    def check_finite(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
+        """Raise NumericError if a step's loss or gradient is not finite."""
+        values = {TRAIN_LOSS: loss}
         if not self.scaled_loss:  # whose scaler skips a step with such a gradient
-            values["train/grad_norm"] = self.grad_norm
+            values["train/grad_norm"] = grad_norm
         for name, value in values.items():
             if not torch.isfinite(value):
                 raise NumericError(
