@@ -38,14 +38,12 @@ class StepClock(L.Callback):
 
     def __init__(self, ready: Ready) -> None:
         self._state, self._device, self._compiling = ready.state, ready.device, ready.cfg.compile
-        self._late = runs_ahead(ready.device)
         self._making = 0.0  # seconds of making the first batch of those below
         self._start: Moment | None = None  # of the steps that are not timed yet
-        self._ended = ready.state.step
-        self._steps = 0  # since then
-        # Steps before those that are to be timed: from, to, how many, and what to call then.
-        self._pending: tuple[Moment | None, Moment, int, Callable[[], None]] | None = None
-        self._counted = 0.0  # until when, by the host's clock, the state's seconds count
+        self._ended, self._steps = ready.state.step, 0  # the newest step, how many are not timed
+        # At most one stretch of steps before them: from, to, how many, and what to call then.
+        self._pending: list[tuple[Moment | None, Moment, int, Callable[[], None]]] = []
+        self._zero = 0.0  # when they would have begun without pauses, by the host's clock
 
     def add(self, seconds: float) -> None:
         """Add the time spent on making a batch, unless a step is being timed already."""
@@ -55,13 +53,13 @@ class StepClock(L.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         if self._start is None:
             self._start = Moment(self._device)
-            self._counted = time.perf_counter() - self._making
+            self._zero = time.perf_counter() - self._making - self._state.seconds
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == self._ended:
             return  # a micro-batch
         self._ended, self._steps = trainer.global_step, self._steps + 1
-        if not self._late or self._compiling:
+        if self._compiling or not runs_ahead(self._device):
             self.settle()
 
     def on_validation_start(self, *args: Any) -> None:
@@ -72,16 +70,12 @@ class StepClock(L.Callback):
             self.settle()
 
     def time_steps(self, then: Callable[[], None]) -> None:
-        """Time the steps since the last call, then call `then`.
-
-        That is now, or if the host runs ahead, at the next call or `settle`: it waits for no step
-        after the last call.
-        """
+        """Call `then` once the steps since the last call are timed: on a GPU at the next call."""
         self._complete()
         end = Moment(self._device)
-        self._pending = self._start, end, self._steps, then
+        self._pending.append((self._start, end, self._steps, then))
         self._start, self._steps = self._start and end, 0
-        if not self._late:
+        if not runs_ahead(self._device):
             self._complete()
 
     def settle(self) -> None:
@@ -91,31 +85,27 @@ class StepClock(L.Callback):
         self._start = None
 
     def _complete(self) -> None:
-        if self._pending is None:
-            return
-        (start, end, steps, then), self._pending = self._pending, None
-        if start is not None and steps:
-            seconds = end.seconds_since(start) + self._making
-            self._making, self._counted = 0.0, self._counted + seconds
-            for _ in range(steps):
-                self._state.step_seconds.append(seconds / steps)
-                self._state.seconds += 0.0 if self._compiling else seconds / steps
-                self._compiling = False
-        then()
+        while self._pending:
+            start, end, steps, then = self._pending.pop()
+            seconds = end.seconds_since(start or end)  # it waits for what `then` reads, too
+            if steps:
+                taken, self._making = (seconds + self._making) / steps, 0.0
+                for _ in range(steps):
+                    self._state.step_seconds.append(taken)
+                    self._state.seconds += 0.0 if self._compiling else taken
+                    self._compiling = False
+            then()
 
     def now(self) -> float:
         """Return the seconds of training so far, with the steps that are not timed yet."""
-        running = 0.0 if self._start is None else time.perf_counter() - self._counted
-        return self._state.seconds + running
+        return self._state.seconds if self._start is None else time.perf_counter() - self._zero
 
 
 class MetricRows(L.Callback):
     """Records one row every `log_every` optimizer steps and one per validation.
 
     They have the module's losses, speed and progress, and what a callback before this one has
-    logged with `self.log`: of training the means since the last row, of validation the values. A
-    row is written once the clock has timed its steps: on a GPU when the next row is due, or before
-    a validation or a checkpoint.
+    logged with `self.log`: of training the means since the last row, of validation the values.
     """
 
     def __init__(self, ready: Ready, clock: StepClock) -> None:
@@ -124,7 +114,6 @@ class MetricRows(L.Callback):
         self.flops_per_token = ready.cost.flops_per_token
         self.state.shared |= self.cfg.sweep.beside_others
         self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
-        self._own: dict[str, list[Tensor]] = {}  # losses since the row, of this process alone
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.state.complete = False  # with a larger budget
@@ -135,11 +124,10 @@ class MetricRows(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, ends = trainer.global_step, (batch_idx + 1) % self.cfg.accumulate == 0
-        for name, value in self._read_new(trainer).items():
-            if name not in pl_module.losses:  # the module's own names are not for others
-                self.state.since_row.setdefault(name, []).append(value)
-        for name, value in pl_module.losses.items() if ends else ():
-            self._own.setdefault(name, []).append(value)
+        # The module's own names are not for others.
+        new = self._read_new(trainer) | (pl_module.losses if ends else {})
+        for name, value in new.items():
+            self.state.since_row.setdefault(name, []).append(value)
         if ends and (step % self.cfg.log_every == 0 or step == 1):
             self._log(trainer, pl_module)
 
@@ -149,14 +137,10 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
             self.clock.settle()
 
-    def on_save_checkpoint(self, trainer: L.Trainer, *args: Any) -> None:
-        self._share(trainer)
-
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         steps = self.state.step_seconds
-        speed = self._speed_row(median(steps)) if steps else {}
-        row = speed | {MEMORY: peak_memory_mb(pl_module.device)}
-        self._record(trainer, row, trainer.global_step)
+        row = self._speed_row(median(steps)) if steps else {}
+        self._record(trainer, row | {MEMORY: peak_memory_mb(pl_module.device)}, trainer.global_step)
 
     def _read_new(self, trainer: L.Trainer) -> dict[str, Tensor]:
         """Return what was logged since this was last called: Lightning keeps old values, too."""
@@ -168,44 +152,42 @@ class MetricRows(L.Callback):
         }
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
-        self._share(trainer)
-        step, since, names = trainer.global_step, self.state.since_row, [*self.state.since_row]
-        newest = since[TRAIN_LOSS][-1], module.grad_norm
-        values = *newest, *(torch.stack(since[name]).mean() for name in names)
-        # Into pinned memory of the host, in one copy that it does not wait for.
-        copied = torch.stack([one.double() for one in values]).to("cpu", non_blocking=True)
+        self._share(trainer, module)
+        since, self.state.since_row = self.state.since_row, {}
+        step = self.state.logged_step = trainer.global_step
+        means = [torch.stack(values).mean() for values in since.values()]
+        found = [one.double() for one in (since[TRAIN_LOSS][-1], module.grad_norm, *means)]
+        copied = torch.stack(found).to("cpu", non_blocking=True)  # into pinned memory, in one copy
         rate: float = trainer.optimizers[0].param_groups[0]["lr"]
         memory = peak_memory_mb(module.device)
-        since.clear()
-        self.state.logged_step = step
 
         def write() -> None:
             loss, grad_norm, *means = copied
             module.check_finite(step, loss, grad_norm)
-            per_step = mean(self.state.step_seconds[self.state.timed_steps :])
-            self.state.timed_steps = len(self.state.step_seconds)
             row = {
-                **{name: read(value) for name, value in zip(names, means, strict=True)},
+                **dict(zip(since, map(read, means), strict=True)),
                 "train/lr": rate,
                 # Infinite where float16 overflowed and the loss scaler skipped the step.
                 "train/grad_norm": read(grad_norm),
-                **self._speed_row(per_step),
+                **self._speed_row(mean(self.state.step_seconds[self.state.timed_steps :])),
                 MEMORY: memory,
                 **self._progress_row(step),
             }
+            self.state.timed_steps = len(self.state.step_seconds)
             self._record(trainer, row, step)
 
         self.clock.time_steps(write)
 
-    def _share(self, trainer: L.Trainer) -> None:
-        """Add the losses since the row, as means over all processes, to the state."""
-        for name, values in self._own.items():
-            by_step = torch.stack(values)
-            if trainer.world_size > 1:
-                distributed.all_reduce(by_step)
-                by_step /= trainer.world_size
-            self.state.since_row.setdefault(name, []).extend(by_step)
-        self._own.clear()
+    def _share(self, trainer: L.Trainer, module: LanguageModel, *_: Any) -> None:
+        """Replace the losses since the row by their means over all processes; equal ones stay."""
+        shared = [] if trainer.world_size == 1 else [*module.losses]
+        for name in filter(self.state.since_row.get, shared):
+            total = torch.stack(self.state.since_row[name]).double()
+            distributed.all_reduce(total)
+            means = (total / trainer.world_size).to(module.losses[name].dtype)
+            self.state.since_row[name] = [*means]
+
+    on_save_checkpoint = _share
 
     def _record(self, trainer: L.Trainer, row: dict[str, Any], step: int) -> None:
         self.state.last |= row

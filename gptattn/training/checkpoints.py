@@ -11,7 +11,6 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import distributed
 
 from gptattn.errors import NumericError
 from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
@@ -128,7 +127,7 @@ class Checkpoints(Checkpoint):
         asked = self.signum
         if trainer.world_size > 1:
             most = torch.tensor(asked)  # on the host, which waits for no GPU
-            distributed.all_reduce(most, distributed.ReduceOp.MAX)
+            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
             asked = int(most)
             # A signal that came during the exchange counts at the next time.
             self.signum = asked or self.signum

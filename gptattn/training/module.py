@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, TrainingStream, rows_of
@@ -149,8 +149,7 @@ class LanguageModel(L.LightningModule):
         if self._scored is not None and self.trainer.world_size > 1:
             # This process's loss is the mean over its own scored targets: weigh it by its share.
             count = (batch[1] != IGNORED).sum()
-            total = count.clone()
-            distributed.all_reduce(total)  # Lightning's `reduce` lets the host wait
+            total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
             loss = loss * (count * self.trainer.world_size / total)
         losses = {TRAIN_LOSS: loss}
         for name, of_layers in own.items():

@@ -3,6 +3,7 @@
 Lightning is imported where it is used: it takes seconds, which a mistake should not wait for.
 """
 
+import atexit
 import contextlib
 import math
 import os
@@ -338,6 +339,7 @@ def _make_trainer(
     A hook calls the callbacks in the order of the list.
     """
     import lightning.pytorch as L
+    from lightning.fabric.utilities.distributed import _destroy_dist_connection
     from lightning.pytorch.strategies import DDPStrategy
 
     from gptattn.training.attention_log import AttentionLog
@@ -360,7 +362,12 @@ def _make_trainer(
     every = 1  # for a budget in seconds, as `BudgetEnd` says
     if budget.steps is not None:
         every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
-    ddp = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+    exchange = None if on_cpu else "cpu:gloo,cuda:nccl"  # gloo: what hosts agree on without GPUs
+    ddp = DDPStrategy(
+        broadcast_buffers=False, gradient_as_bucket_view=True, process_group_backend=exchange
+    )
+    if not on_cpu and cfg.trainer.processes > 1:
+        atexit.register(_destroy_dist_connection)  # as Lightning does for `nccl`
     return L.Trainer(
         accelerator="cpu" if on_cpu else "gpu",
         devices=cfg.trainer.devices,

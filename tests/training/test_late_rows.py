@@ -4,12 +4,14 @@ A CPU is told here that its host runs ahead of it.
 """
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 from interrupted import SIX, begun, fingerprint, once, sent
 from support import command, rows, series, train
 
-from gptattn.training.callbacks import MetricRows
+from gptattn.runs.checkpoint import RunState
+from gptattn.training.callbacks import MetricRows, StepClock
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,26 @@ def test_a_row_is_written_when_the_next_is_due_or_before_a_validation(tmp_path, 
     assert seen == [(1, None), *[(step, loss[step - 1]) for step in (2, 3, 4, 5)]]
     taken = [row["perf/step_ms"] / 1e3 for row in rows(run) if "train/loss" in row]
     assert sum(taken) == pytest.approx(series(run, "progress/seconds")[-1][1])
+
+
+def test_what_a_row_reads_is_read_after_the_device_has_made_it(monkeypatch):
+    order = []
+
+    class Moment:
+        def __init__(self, device):
+            pass
+
+        def seconds_since(self, other):
+            order.append("waited")
+            return 1.0
+
+    monkeypatch.setattr("gptattn.training.callbacks.Moment", Moment)
+    ready = SimpleNamespace(state=RunState(), device=None, cfg=SimpleNamespace(compile=False))
+    clock = StepClock(ready)
+    clock.time_steps(lambda: order.append("written"))  # without a step, as before a validation
+    assert order == []
+    clock.settle()
+    assert order[:2] == ["waited", "written"]
 
 
 def test_late_rows_are_those_written_at_once_whether_a_run_is_stopped_or_not(
