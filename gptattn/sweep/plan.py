@@ -12,6 +12,7 @@ from omegaconf import DictConfig, read_write
 
 from gptattn.errors import DAMAGE, ConfigError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
+from gptattn.settings.budget import limit_validation
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import CONF, TrainConfig, check
 from gptattn.settings.identity import Provenance, differences, flat, places, settings_key
@@ -108,7 +109,7 @@ def plan_jobs(
         # value of any must be found.
         decides = cfg.compile == "auto" and torch.cuda.is_available()  # by the budget
         whether = cfg.optim.matrices, cfg.budget.accuracy is None, decides and cfg.budget
-        key = repr((asdict(cfg) | dict.fromkeys(NOT_CHECKED), whether))
+        key = repr((asdict(cfg) | dict.fromkeys(NOT_CHECKED), whether, limit_validation(cfg)))
         with refuse(job):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):

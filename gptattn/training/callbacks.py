@@ -178,7 +178,7 @@ class MetricRows(L.Callback):
 
         self.clock.time_steps(write)
 
-    def _share(self, trainer: L.Trainer, module: LanguageModel, *_: Any) -> None:
+    def _share(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
         """Replace the losses since the row by their means over all processes; equal ones stay."""
         shared = [] if trainer.world_size == 1 else [*module.losses]
         for name in filter(self.state.since_row.get, shared):

@@ -72,7 +72,7 @@ class ConsoleProgress(L.Callback):
         if ACCURACY in last:
             shown += f"  accuracy {last[ACCURACY]:.3f}"
         shown += f"  {last[SPEED]:,.0f} tokens/s"
-        step = last[STEP_MS]
+        step = last[STEP_MS] or 0.0
         return f"{shown}  {step / 1e3:.1f} s/step" if step >= 1e3 else shown
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
