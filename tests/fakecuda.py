@@ -103,6 +103,8 @@ class Counts(TorchDispatchMode):
         if name == "nonzero":
             self.waits += [name] * _on_cuda(inputs[0])
             result = inputs[0].new_empty((inputs[0].numel(), inputs[0].ndim), dtype=torch.int64)
+        elif func._overloadname == "dtype_out":  # of addmm; torch 2.11 has no fake form of it
+            result = kwargs["out"]
         else:
             result = func(*args, **kwargs)
         outputs = _tensors(result)
