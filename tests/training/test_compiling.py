@@ -205,7 +205,7 @@ def test_each_layer_of_a_users_own_may_have_numbers_of_its_own():
     model = build_gpt("attn=mha", "model.num_layers=3", CONTEXT)
     for layer, block in enumerate(model.layers()):
         block.attention.__class__ = Scaled
-        block.attention.scale = 1 / (1 + layer)
+        vars(block.attention)["scale"] = 1 / (1 + layer)
     compile_blocks(replace(settings("attn=mha", *SMALL), compile=True), model)
     take_step(model)
     assert count_graphs() == 6
