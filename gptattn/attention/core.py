@@ -152,10 +152,10 @@ def by_sdpa(
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
     shared = k_BGSD.shape[1] != q_BHTD.shape[1]
-    wide = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
-    wide = wide or q_BHTD.shape[3] != v_BGSD.shape[3]
-    if shared and wide and q_BHTD.device.type == "cuda":
-        # For these, flash attention and torch 2.11's other fused kernels take no shared heads.
+    unusual = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
+    unusual = unusual or q_BHTD.shape[3] != v_BGSD.shape[3]
+    if shared and unusual and q_BHTD.device.type == "cuda":
+        # There torch 2.11 may have no fused kernel for shared heads, and hold all T x S scores.
         R, shared = q_BHTD.shape[1] // k_BGSD.shape[1], False
         k_BGSD, v_BGSD = k_BGSD.repeat_interleave(R, 1), v_BGSD.repeat_interleave(R, 1)
     trains = is_causal and torch.is_grad_enabled() and dropout == 0

@@ -8,7 +8,7 @@ import torch
 from support import train
 
 from gptattn.errors import ConfigError
-from gptattn.machine.device import peak_memory_mb, reset_peak_memory
+from gptattn.machine.device import find_toolchain, peak_memory_mb, reset_peak_memory
 from gptattn.machine.ending import as_user_error
 
 
@@ -19,6 +19,27 @@ def test_a_peak_that_was_reset_is_without_what_was_freed_before():
     del block
     reset_peak_memory(cpu)
     assert peak_memory_mb(cpu) < before - 50
+
+
+def test_the_tools_for_a_gpu_are_found_or_named(monkeypatch):
+    versions = {"triton": "3.7.1+git1a2b", "fla": "0.6.0"}
+    monkeypatch.setattr("gptattn.machine.device.version_of", versions.get)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setenv("CC", sys.executable)
+    found = find_toolchain(torch.device("cuda"))
+    assert (found.capability, found.missing, found.triton, found.fla) == (
+        (9, 0),
+        "",
+        (3, 7, 1),
+        True,
+    )
+    monkeypatch.setenv("CC", "no such compiler")
+    monkeypatch.setenv("PATH", "")
+    assert "C compiler" in find_toolchain(torch.device("cuda")).missing
+    versions.clear()
+    found = find_toolchain(torch.device("cuda"))
+    assert "Triton" in found.missing
+    assert not found.fla
 
 
 def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line():
