@@ -31,7 +31,8 @@ class Shared:
     A layer may put what later layers need (its keys or values) into `state`, under a name it
     chooses; in a model it finds there what it `needs`. Where `losses` is given, as in training, a
     layer with a loss of its own appends that, a scalar, under its name; whoever trains adds all. A
-    layer with backend=flex finds its mask in `masks`, or computes as sdpa; None: it makes its own.
+    layer with backend=flex finds its block mask in `masks`, or computes as sdpa; None: it makes
+    one.
     """
 
     positions: Positions  # of the T tokens; Documents if rows hold several, kept apart
