@@ -65,9 +65,10 @@ class StepClock(L.Callback):
     def on_validation_start(self, *args: Any) -> None:
         self.settle()
 
-    def on_exception(self, *args: Any) -> None:
-        with contextlib.suppress(Exception):  # the one that ends the run counts
-            self.settle()
+    def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.world_size == 1:  # a GPU may wait forever for others that are gone
+            with contextlib.suppress(Exception):  # the one that ends the run counts
+                self._complete()
 
     def time_steps(self, then: Callable[[], None]) -> None:
         """Call `then` once the steps since the last call are timed: on a GPU at the next call."""
