@@ -64,7 +64,7 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
         self._trained = list(model.parameters())
-        self._scored: int | None = None  # targets of the newest batch; None: all
+        self._scored = 0  # targets of the newest batch of a task
 
     def train_dataloader(self) -> Iterable[Batch]:
         # A torch DataLoader would draw from the global generator, and move the masks of dropout.
@@ -143,10 +143,11 @@ class LanguageModel(L.LightningModule):
         The layers' own losses are added: each trains weights of its layer alone.
         """
         own: dict[str, list[Tensor]] = {}
+        scored = self._scored if self.val_bytes is None else None
         loss = self.model.loss(
-            *batch, chunk_tokens=self.loss_chunk_tokens, scored=self._scored, losses=own
+            *batch, chunk_tokens=self.loss_chunk_tokens, scored=scored, losses=own
         )
-        if self._scored is not None and self.trainer.world_size > 1:
+        if scored is not None and self.trainer.world_size > 1:
             # This process's loss is the mean over its own scored targets: weigh it by its share.
             count = (batch[1] != IGNORED).sum()
             total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
@@ -226,15 +227,15 @@ class LanguageModel(L.LightningModule):
             hidden = self.model.hidden(ids, None, documents[0] if documents else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
-            scored = int((targets != IGNORED).sum())
-            hidden, targets = drop_ignored(hidden, targets, scored)
-            self._val_hits += int(count_hits(hidden, head, targets, chunk))
+            known = self._scored if size == 1 else int((targets != IGNORED).sum())
+            hidden, targets = drop_ignored(hidden, targets, known)
+            self._val_hits = self._val_hits + count_hits(hidden, head, targets, chunk)
         loss = linear_cross_entropy(hidden, head, targets, chunk, self.model.to_gradient)
-        self._val_nats += loss.item() * targets.numel()
+        self._val_nats = self._val_nats + loss.double() * targets.numel()  # not read per batch
         self._val_tokens += targets.numel()
 
     def on_validation_epoch_end(self) -> None:
-        nats, tokens, right = self._val_nats, self._val_tokens, self._val_hits
+        nats, tokens, right = float(self._val_nats), self._val_tokens, int(self._val_hits)
         if self.trainer.world_size > 1:
             sums = torch.tensor([nats, tokens, right], dtype=torch.float64, device=self.device)
             nats, tokens, right = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
