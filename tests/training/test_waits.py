@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -107,3 +108,21 @@ def waits_by_step(folder: Path, *overrides: str) -> dict[int, list[str]]:
 def test_the_host_waits_for_no_step_but_that_of_the_row_before(own, tmp_path):
     expected = {step: [] for step in range(1, STEPS + 1)} | {2: ["step 1"], 4: ["step 2"]}
     assert waits_by_step(tmp_path, *own) == expected
+
+
+def test_a_validation_does_not_wait_for_each_batch(tmp_path):
+    ready = preflight(settings(tiny(tmp_path)))
+
+    def validate(counts: Counts) -> list[str]:
+        with torch.device("cuda"):
+            model = build_model(ready.cfg, ready.data.tokenizer.vocab_size)
+            batch = torch.zeros(2, 4, 16, dtype=torch.int64).unbind()
+        own = LanguageModel(model, ready.cfg, ready.data, lambda step: 0.5, ready.matrices)
+        own.trainer = SimpleNamespace(world_size=1, global_rank=0)
+        own.on_validation_epoch_start()
+        counts.waits.clear()
+        for number in range(2):
+            own.validation_step(batch, number)
+        return counts.waits
+
+    assert count_on_cuda(validate) == []
