@@ -4,7 +4,7 @@ train      training steps beside other libraries' models, start-up, peak memory
 attention  one layer, forward and backward, beside torch's module and a tutorial's classes
 decode     the whole model beside transformers' `generate`, and one layer against a long cache
 ddp        two processes that share a batch, and what they exchange
-gpu        checks on one GPU, where train and decode also run
+gpu        one GPU: kernels, steps, peers, mechanisms, goals, each alone and in order of use
 
 Whatever a part compares takes turns within one run, in a new random order each round. It prints
 medians, their spread, and ratios paired by round. The last line is JSON.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -137,6 +138,43 @@ def build_llms_from_scratch(sizes: Sizes) -> nn.Module:
     return GPTModelFast(config)
 
 
+class PlainBlock(nn.Module):
+    """A pre-norm block with one q-k-v projection and torch's fused causal attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm, self.heads = nn.LayerNorm(width), heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(approximate="tanh"), down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1))
+        y = F.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4), is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.mlp(x)
+
+
+class PlainGPT(nn.Module):
+    """GPT-2 with a tied head in as few lines as it takes, as nanoGPT and its like have it."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(sizes.vocab_size, sizes.d_model)
+        self.positions = nn.Embedding(sizes.context_length, sizes.d_model)
+        blocks = (PlainBlock(sizes.d_model, sizes.num_heads) for _ in range(sizes.num_layers))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(sizes.d_model)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.blocks(self.tokens(tokens) + self.positions(places))
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
 def build_tutorial(name: str, width: int, heads: int, length: int) -> nn.Module:
     """Build an attention of llms-from-scratch; all but the wrapper have a biased out projection.
 
@@ -171,6 +209,7 @@ class TorchAttention(nn.Module):
 
 
 LANGUAGE_MODELS: dict[str, Callable[[Sizes], nn.Module]] = {
+    "plain": PlainGPT,
     "transformers": build_transformers,
     "litgpt": build_litgpt,
     "x-transformers": build_x_transformers,

@@ -3,9 +3,6 @@
 Prints tokens per second, ratios, and the share of the rate of matrix products in this precision;
 then peak memory at GPT-2 small.
 
-On a GPU it measures GPT-2 small alone, in bf16-mixed, and no memory; `mha:compile=true` compiles
-the blocks of the contender "train.py".
-
 Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
 loop around our model, the same as for the peers. "train.py" is a run's training step in Lightning's
 loop, as `gptattn-compare speed=true` measures it, on a text of random characters. All precisions
@@ -75,7 +72,6 @@ SIZES = {
     "char": Size("char", 16, 256, 256, warm_up=1, steps=3, rounds=3),
     "gpt2_small": Size("gpt2_small", 2, 256, 50304, warm_up=1, steps=2, rounds=3),
 }
-SIZE_ON_GPU = Size("gpt2_small", 16, 1024, 50304, warm_up=5, steps=10, rounds=3)
 MEMORY = Size("gpt2_small", 4, 512, 50304, warm_up=1, steps=2, rounds=1)
 
 
@@ -85,12 +81,8 @@ class Arguments:
 
     variants: tuple[str, ...] = option(VARIANTS, ("mha", "gqa", "mqa", "mha_wrapper"))
     peers: tuple[str, ...] = option(PEERS, tuple(LANGUAGE_MODELS))
-    sizes: tuple[Literal["nano", "char", "gpt2_small"], ...] = option(
-        "of the models, on a CPU", tuple(SIZES)
-    )
-    precisions: tuple[Literal["32-true", "bf16-mixed"], ...] = option(
-        "32-true, bf16-mixed or both", ("bf16-mixed" if ON_GPU else "32-true",)
-    )
+    sizes: tuple[Literal["nano", "char", "gpt2_small"], ...] = option("of models", tuple(SIZES))
+    precisions: tuple[Precision, ...] = option("such as 32-true,bf16-mixed", ("32-true",))
     rounds: Count | None = option("in each, all take a turn; default: by size")
     threads: Count = option("CPU threads", 2)
     memory: bool = option("false: only speed", True)
@@ -108,10 +100,9 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         text = random_text(Path(folder))
-        for name in ["gpt2_small"] if ON_GPU else args.sizes:
-            size = SIZE_ON_GPU if ON_GPU else SIZES[name]
-            results[name] = measure_speed(size, names, peers, text, args)
-    if args.memory and not ON_GPU:
+        for name in args.sizes:
+            results[name] = measure_speed(SIZES[name], names, peers, text, args)
+    if args.memory:
         results["memory_mb"] = measure_memory(names, peers, args.threads)
     return {"threads": args.threads, "results": results}, 0
 
@@ -208,8 +199,8 @@ def our_model(size: Size, name: str) -> GPT:
 
 def peer_model(size: Size, peer: str) -> nn.Module:
     """Build a peer's model with the sizes of ours."""
-    model = prepare(size, "mha").cfg.model
-    shape = model.num_layers, model.num_heads, model.d_model, model.context_length
+    model = settings([f"model={size.model}"]).model
+    shape = model.num_layers, model.num_heads, model.d_model, size.context_length
     return LANGUAGE_MODELS[peer](Sizes(*shape, size.vocab_size))
 
 
@@ -232,9 +223,10 @@ def plain_step(
     """Return a training step of a plain loop, the same for all models."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     batches = random_batches(size)
+    first = [one.to(DEVICE) for one in next(batches)]
 
     def step() -> None:
-        ids, targets = (one.to(DEVICE) for one in next(batches))
+        ids, targets = first if ON_GPU else next(batches)  # copying would make a GPU's host wait
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
             loss = loss_of(model, ids, targets)
         loss.backward()

@@ -1,0 +1,360 @@
+"""What is measured on one GPU, in the order of what it decides: items of cells.
+
+A choice is named as in `menu.py`: `mha+sink`, `mha:compile=true`.
+"""
+
+import gc
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.metadata import distributions
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+import lightning.pytorch as L
+import torch
+from torch import Tensor, _dynamo, nn
+from torch.autograd import DeviceType
+from torch.profiler import profile
+
+from gptattn.build.model import build_layer, build_model
+from gptattn.errors import ConfigError
+from gptattn.machine import device
+from gptattn.model import loss
+from gptattn.model.cost import measure_cost
+from gptattn.model.gpt import GPT
+from gptattn.settings.config import TrainConfig
+from gptattn.training.preflight import Ready
+from gptattn.training.speed import decode_tokens
+from measuring import train
+from measuring.peers import LANGUAGE_MODELS
+from measuring.tables import spread, timed
+from measuring.train import DEVICE, ON_GPU, Size, logits_loss, our_loss
+
+Cell = dict[str, Any]  # plain values, for JSON; `error` or `not_here`: why there are none
+BF16, WAIT = torch.bfloat16, partial(device.synchronize, DEVICE)
+GPU = Size("gpt2_small", 16, 1024, 50304, warm_up=5, steps=15, rounds=3)
+TINY = Size("tiny", 2, 64, 320, warm_up=1, steps=1, rounds=1)
+OF_FLA: dict[str, tuple[str, dict[str, Any]]] = {  # the nearest layers of fla, of equal sizes
+    "kda": ("KimiDeltaAttention", {"num_heads": 12, "head_dim": 64}),
+    "lightning": ("SimpleGatedLinearAttention", {"num_heads": 12, "use_short_conv": False}),
+    "gated_deltanet": ("GatedDeltaNet", {"num_heads": 12, "head_dim": 64, "expand_v": 1}),
+    "mamba2": ("Mamba2", {"num_heads": 24, "head_dim": 64, "state_size": 128}),
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A folder for a text, and sizes. `tiny`: those for a CPU, where runs are not compiled."""
+
+    tiny: bool
+    folder: Path
+
+    @property
+    def size(self) -> Size:
+        return TINY if self.tiny else GPU
+
+    def ready(self, name: str, *more: str) -> Ready:
+        """Return a run of this choice that is ready to start, in whose settings no `auto` is."""
+        text, cache = train.random_text(self.folder), self.folder / "cache"
+        data = "data=text", f"data.path={text}", f"cache_dir={cache}", "checks=false"
+        if self.tiny:
+            name = name.replace("compile=true", "compile=false").replace("50257", "257")
+        return train.prepare(self.size, name, "trainer.precision=bf16-mixed", *data, *more)
+
+    def model(self, cfg: TrainConfig) -> GPT:
+        """Build a model of random weights, the same for equal settings."""
+        torch.manual_seed(0)
+        torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
+        model = build_model(cfg, vocab_size=256).to(DEVICE)
+        if cfg.compile:
+            _dynamo.config.fail_on_recompile_limit_hit = True  # the rest would run eagerly
+            for block in model.layers():
+                block.compile(dynamic=False)
+            if (to_gradient := self.compile_head()) is not None:
+                model.to_gradient = to_gradient  # pyright: ignore[reportAttributeAccessIssue]
+        return model
+
+    def compile_head(self) -> Callable[..., Any] | None:
+        """Return the head's compiled part; None if there is none in this version."""
+        eager = getattr(loss, "logits_to_gradient", None)
+        return eager if eager is None or self.tiny else torch.compile(eager, fullgraph=True)
+
+    def time(self, step: Callable[[], object]) -> Cell:
+        """Return the milliseconds of a call: the median of the rounds, and their spread."""
+        size = self.size
+        warm_up = [size.warm_up] + [0] * (size.rounds - 1)  # which compiles, and chooses kernels
+        seconds = [timed(step, first, size.steps, WAIT) for first in warm_up]
+        return {"ms": 1e3 * median(seconds), "spread": spread(seconds)}
+
+    def step(self, model: nn.Module, loss_of: train.Loss, rows: int) -> Callable[[], None]:
+        """Return a step of a plain loop."""
+        size = replace(self.size, batch_size=rows, vocab_size=256 if self.tiny else 50257)
+        return train.plain_step(model, loss_of, size, "bf16-mixed")
+
+    def time_steps(self, model: nn.Module, loss_of: train.Loss, rows: int) -> Cell:
+        """Return what a plain loop takes, and of our model its share of the rate of products."""
+        device.reset_peak_memory(DEVICE)
+        found = self.time(self.step(model, loss_of, rows))
+        found["tokens_per_s"] = 1e3 * rows * self.size.context_length / found["ms"]
+        found["peak_mb"] = device.peak_memory_mb(DEVICE)
+        if isinstance(model, GPT):
+            found |= self.rate(found["tokens_per_s"] * measure_cost(model).flops_per_token)
+        counts = _dynamo.utils.counters
+        breaks = sum(counts["graph_break"].values())
+        return found | {"graphs": counts["stats"]["unique_graphs"], "breaks": breaks}
+
+    def rate(self, flops_per_s: float) -> Cell:
+        """Return TFLOP/s, and their share of the rate that products have right now."""
+        share = flops_per_s / self.product_rate(0.4)[1]
+        return {"tflops": flops_per_s / 1e12, "of_products": share}
+
+    def product_rate(self, seconds: float) -> tuple[float, float]:
+        """Return the FLOP/s of bf16 products of large matrices: the best, and the last half's."""
+        n = 128 if self.tiny else 8192
+        a, b = (torch.randn(n, n, device=DEVICE, dtype=BF16) for _ in range(2))
+        times, begun = list[float](), time.perf_counter()
+        while len(times) < 4 or (time.perf_counter() - begun < seconds and not self.tiny):
+            times.append(timed(lambda: a @ b, 0, 10, WAIT))
+        last = times[len(times) // 2 :]
+        return 2 * n**3 / min(times), 2 * n**3 * len(last) / sum(last)
+
+
+def run_cell(lab: Lab, item: str, cell: str) -> Cell:
+    """Return the cell's values, its error, or what a CPU lacks for it."""
+    _dynamo.reset()  # the graphs of all models count towards one limit
+    _dynamo.utils.counters.clear()
+    try:
+        found = ITEMS[item].take(lab, cell)
+    except Exception as error:
+        lacks = not ON_GPU and isinstance(error, ConfigError | ModuleNotFoundError)
+        found = {"not_here" if lacks else "error": f"{type(error).__name__}: {str(error)[:300]}"}
+        if not lacks:
+            traceback.print_exc()
+    gc.collect()
+    if ON_GPU:
+        torch.cuda.empty_cache()
+    return found
+
+
+def describe_device(lab: Lab, _: str) -> Cell:
+    """Return the versions, the rate of a copy, and of products: best, and after two seconds."""
+    own = ("torch", "triton", "lightning", "fla-core", "transformers", "litgpt", "x-transformers")
+    found: Cell = {one.name: one.version for one in distributions() if one.name in own}
+    found |= {"device": device.device_name(DEVICE), "lacks": device.missing_compiler(DEVICE)}
+    one = torch.zeros(2**20 if lab.tiny else 2**30, dtype=torch.uint8, device=DEVICE)
+    found["copied_gb_per_s"] = 2e-6 * one.nbytes / lab.time(one.clone)["ms"]
+    best, sustained = lab.product_rate(4)
+    return found | {"tflops": sustained / 1e12, "best_tflops": best / 1e12}
+
+
+def profile_steps(lab: Lab, name: str) -> Cell:
+    """Return the sum of kernels over the time of a step without a profiler, and the longest ones.
+
+    On a CPU operators stand in for kernels.
+    """
+    cfg = lab.ready(name).cfg
+    step = lab.step(lab.model(cfg), our_loss, cfg.batch_size)
+    wall = lab.time(step)["ms"]
+    with profile() as run:
+        timed(step, 0, 3, WAIT)
+    kind, where = (DeviceType.CUDA, "device") if ON_GPU else (DeviceType.CPU, "cpu")
+    kernels = [
+        (getattr(one, f"self_{where}_time_total") / 3e3, one.count / 3, one.key[:120])
+        for one in run.key_averages()
+        if one.device_type == kind
+    ]
+    rows = [f"{ms:.3f} ms, {count:g} x {key}" for ms, count, key in sorted(kernels, reverse=True)]
+    total, words = sum(ms for ms, *_ in kernels), ("attention", "flash", "fmha", "sdpa")
+    return {
+        "wall_ms": wall,
+        "kernels_ms": total,
+        "kernels_over_wall": total / wall,
+        "kernels": sum(count for _, count, _ in kernels),
+        "longest": rows[:30],
+        "attention": [row for row in rows if any(word in row.lower() for word in words)],
+    }
+
+
+def measure_head(lab: Lab, name: str) -> Cell:
+    """Return the time of head and loss alone, forward and backward, of a batch."""
+    cfg = lab.ready(name).cfg
+    tokens = cfg.batch_size * cfg.model.context_length
+    ids, width = cfg.model.vocab_size or 256, cfg.model.d_model
+    x, weight = (torch.randn(n, width, device=DEVICE) for n in (tokens, ids))
+    given = x.requires_grad_(), (0.02 * weight).requires_grad_()
+    targets, chunk = torch.randint(ids, (tokens,), device=DEVICE), cfg.loss_chunk_tokens
+    more: dict[str, Any] = {}
+    if cfg.compile and (to_gradient := lab.compile_head()) is not None:
+        more["to_gradient"] = to_gradient
+
+    def step() -> None:
+        with torch.autocast(DEVICE.type, BF16):
+            found = loss.linear_cross_entropy(*given, targets, chunk, **more)
+        torch.autograd.grad(found, given)
+
+    found = lab.time(step)
+    return found | lab.rate(6e3 * tokens * weight.numel() / found["ms"])
+
+
+def measure_step(lab: Lab, name: str) -> Cell:
+    """Return the time of a plain loop's step, and the backend that the model has."""
+    cfg = lab.ready(name).cfg
+    found = lab.time_steps(lab.model(cfg), our_loss, cfg.batch_size)
+    return {"backend": cfg.attn.get("backend"), **found}
+
+
+class WallClock(L.Callback):
+    """Times the steps of a run from one to another."""
+
+    between: ClassVar[tuple[int, int]]
+    seconds: ClassVar[float]
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Start or stop the clock."""
+        if trainer.global_step in self.between:
+            WAIT()
+            WallClock.seconds = time.perf_counter() - WallClock.seconds
+
+
+def measure_run(lab: Lab, log_every: str) -> Cell:
+    """Return the speed of `train.py`, its rows included."""
+    first, last = WallClock.between = (2, 4) if lab.tiny else (50, 250)
+    WallClock.seconds = 0.0
+    clock = "trainer.callbacks={clock: {_target_: measuring.gpu_items.WallClock}}"
+    more = clock, "allow_targets=[measuring]", f"budget.steps={last}", log_every
+    ready = lab.ready(MODES[0], *more)
+    with tempfile.TemporaryDirectory() as folder:
+        train.train_silently(ready.cfg, Path(folder))
+    steps_per_s = (last - first) / WallClock.seconds
+    speed = steps_per_s * lab.size.batch_size * lab.size.context_length
+    return {"tokens_per_s": speed, **lab.rate(speed * ready.cost.flops_per_token)}
+
+
+def measure_peer(lab: Lab, name: str) -> Cell:
+    """Return the time of a peer's step in the same plain loop, compiled with its loss."""
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    peer, _, compiled = name.partition(" ")
+    loss_of = torch.compile(logits_loss) if compiled and not lab.tiny else logits_loss
+    return lab.time_steps(train.peer_model(lab.size, peer).to(DEVICE), loss_of, lab.size.batch_size)
+
+
+def compare_gradients(lab: Lab, name: str) -> Cell:
+    """Return the errors of one step's gradients in bf16, eager and compiled, against float32."""
+    ids = torch.randint(256, (2, 4, lab.size.context_length), device=DEVICE)
+    found: list[Tensor] = []
+    for compiled, mixed in (("false", False), ("false", True), ("true", True)):
+        model = lab.model(lab.ready(f"{name}:compile={compiled}").cfg)
+        if not mixed:
+            torch.set_float32_matmul_precision("highest")
+        with torch.autocast(DEVICE.type, BF16, enabled=mixed):
+            mean = model.loss(*ids)
+        grads = torch.autograd.grad(mean, [*model.parameters()])
+        found.append(torch.cat([grad.flatten() for grad in grads]))
+    eager, compiled = (error_of(one, found[0]) for one in found[1:])
+    return {"eager": eager, "compiled": compiled}
+
+
+def error_of(found: Tensor, right: Tensor) -> float:
+    """Return the norm of the difference, relative to that of the right values."""
+    right = right.double()
+    return ((found.double() - right).norm() / right.norm().clamp_min(1e-30)).item()
+
+
+def time_layer(lab: Lab, layer: nn.Module, mixed: bool) -> Cell:
+    """Return the time of one layer, forward and backward, eager and compiled."""
+    shape = lab.size.batch_size, lab.size.context_length, 64 if lab.tiny else 768
+    x = torch.randn(shape, device=DEVICE, requires_grad=True)
+
+    def step() -> None:
+        with torch.autocast(DEVICE.type, BF16, enabled=mixed):
+            y = layer(x)
+        (y if isinstance(y, Tensor) else y[0]).float().square().mean().backward()
+
+    found = {"eager_ms": lab.time(step)["ms"]}
+    if not lab.tiny:
+        layer.compile(dynamic=False)
+        found["compiled_ms"] = lab.time(step)["ms"]
+    return found
+
+
+def compare_layers(lab: Lab, name: str, backends: Sequence[str]) -> Cell:
+    """Return a layer's time by each backend but the first, and errors against that in float64."""
+    shape = 2, 2, lab.size.context_length, 64 if lab.tiny else 768
+    x, upstream = torch.randn(shape, device=DEVICE)
+    found, exact = Cell(), list[Tensor]()
+    for backend in backends:
+        torch.manual_seed(0)  # for equal weights
+        cfg = lab.ready(f"{name}:attn.backend={backend}").cfg
+        layer, mixed = build_layer(cfg, {}, {}, 0).to(DEVICE), cfg.trainer.precision != "32-true"
+        given, layer = (one if exact else one.double() for one in (x, layer))
+        given.requires_grad_()
+        with torch.autocast(DEVICE.type, BF16, enabled=mixed and bool(exact)):
+            y = layer(given)
+        own = [y, *torch.autograd.grad(y, given, upstream.to(y.dtype))]
+        if exact:
+            found[f"{backend}_error"] = max(map(error_of, own, exact))
+            times = time_layer(lab, layer, mixed)
+            found |= {f"{backend}_{how}": ms for how, ms in times.items()}
+        exact = exact or own
+    return found
+
+
+def time_fla(lab: Lab, name: str) -> Cell:
+    """Return the time of fla's own layer."""
+    kind, sizes = OF_FLA[name]
+    layer = getattr(import_module("fla.layers"), kind)(hidden_size=768, **sizes)
+    return time_layer(lab, layer.to(DEVICE), mixed=True)
+
+
+def time_decoding(lab: Lab, rows: str) -> Cell:
+    """Return the time of a token of so many rows, up to a full context, in bf16."""
+    ready, tokens = lab.ready(MODES[1]), 4 if lab.tiny else 64
+    seconds = [decode_tokens(ready, int(rows), tokens) for _ in range(2)][-1]
+    return {"tokens_per_s": int(rows) / seconds, "ms": 1e3 * seconds}
+
+
+@dataclass(frozen=True)
+class Item:
+    """What measures a cell by its name, the names, and the most seconds that all may take."""
+
+    take: Callable[[Lab, str], Cell]
+    cells: Sequence[str]
+    seconds: int
+
+
+MODES = ("mha:compile=true", "mha:compile=false")
+IDS = ("", ":model.vocab_size=50257")
+CHUNKS = ("", ":loss_chunk_tokens=4096", ":loss_chunk_tokens=16384")
+HEADS = (MODES[1], *(MODES[0] + chunk for chunk in CHUNKS))
+BY_FLEX = partial(compare_layers, backends=("reference", "flex", "sdpa"))
+BY_FLA = partial(compare_layers, backends=("chunked", "fla", "chunked"))
+WITH_SCORES = ("sliding", "mha+softcap", "mha+sink", "mha:position=alibi")
+MECHANISMS = ("gqa", "mqa", *WITH_SCORES, "mla", "tpa", "differential")
+UNDECIDED = (
+    *("mha+forget:position=none", "mha+softcap:position=alibi"),
+    "sliding:trainer.precision=32-true",
+)
+ROWS = ("", ":batch_size=32", ":batch_size=64")
+ITEMS = {
+    "device": Item(describe_device, ["rates"], 30),
+    "profile": Item(profile_steps, MODES, 45),
+    "head": Item(measure_head, [head + ids for ids in IDS for head in HEADS], 60),
+    "step": Item(measure_step, [MODES[0] + IDS[1], *(m + n for n in ROWS for m in MODES)], 110),
+    "run": Item(measure_run, ["log_every=10", "log_every=100"], 60),
+    "peers": Item(
+        measure_peer, [*LANGUAGE_MODELS, *(f"{n} compiled" for n in LANGUAGE_MODELS)], 150
+    ),
+    "gradients": Item(compare_gradients, ["mha", "gqa"], 45),
+    "mechanisms": Item(measure_step, [f"{name}:compile=true" for name in MECHANISMS], 120),
+    "flex": Item(BY_FLEX, [*WITH_SCORES, *UNDECIDED], 75),
+    "fla": Item(BY_FLA, [*OF_FLA], 60),
+    "layers_of_fla": Item(time_fla, [*OF_FLA], 45),
+    "decode": Item(time_decoding, ["1", "8", "64"], 60),
+}
