@@ -31,8 +31,6 @@ from gptattn.errors import ConfigError
 from measuring.gpu_items import IDS, ITEMS, MODES, Cell, Lab, run_cell
 from measuring.tables import print_table
 
-SCRIPT = Path(__file__).parents[1] / "bench.py"
-
 
 @dataclass(frozen=True)
 class Arguments:
@@ -40,7 +38,7 @@ class Arguments:
 
     out: Path = option("the folder of results", Path("gpu"))
     items: tuple[str, ...] = option(f"some of {', '.join(ITEMS)}", ())
-    seconds: Count = option("after that many it stops", 570)
+    seconds: Count = option("after that many it stops", 560)
     device: Literal["cuda", "cpu"] = option("cuda or cpu", "cuda")
     tiny: bool = option("true: sizes for a CPU", False)
     item: str | None = option("only the cells of it that stdin names, in this process")
@@ -77,7 +75,7 @@ def take_missing(args: Arguments) -> None:
         for number, (name, cells) in enumerate(jobs):
             # The next one imports meanwhile, which takes seconds.
             for item, _ in jobs[number + len(running) : number + 2]:
-                command = [sys.executable, str(SCRIPT), "gpu", *given, f"item={item}"]
+                command = [sys.executable, sys.argv[0], "gpu", *given, f"item={item}"]
                 # In a session of its own, with its compilers: all are killed together.
                 own = {"env": os.environ | hidden, "start_new_session": True}
                 running.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **own))
@@ -136,9 +134,6 @@ def find_missing(out: Path, item: str) -> list[str]:
     return missing + [cell for cell, values in found.items() if "error" in values]
 
 
-# Goals
-
-
 def print_goals(found: dict[str, dict[str, Cell]]) -> None:
     """Print what GPT-2 small must reach, and what was measured: each is a ratio of two figures."""
     run, step, mode, speed = ("run", "log_every=10"), ("step", MODES[0]), MODES[0], "tokens_per_s"
@@ -160,7 +155,9 @@ def print_goals(found: dict[str, dict[str, Cell]]) -> None:
     rows = []
     for words, *figures, bound in goals:
         of = [found[item].get(cell, {}).get(name) for item, cell, name in figures]
-        measured, least = of[0] / of[1] if None not in of else None, bound.startswith(">")
-        met = "" if measured is None else str((measured >= float(bound[2:])) == least)
-        rows.append([words, bound, "" if measured is None else f"{measured:.3f}", met])
+        rows.append([words, bound, "", ""])
+        if None not in of:
+            measured, least = of[0] / of[1], bound.startswith(">")
+            met = measured >= float(bound[2:]) if least else measured <= float(bound[2:])
+            rows[-1][2:] = f"{measured:.3f}", "yes" if met else "no"
     print_table("goals, of GPT-2 small on one GPU", ["", "goal", "measured", "met"], rows)

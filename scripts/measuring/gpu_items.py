@@ -40,11 +40,10 @@ Cell = dict[str, Any]  # plain values, for JSON; `error` or `not_here`: why ther
 BF16, WAIT = torch.bfloat16, partial(device.synchronize, DEVICE)
 GPU = Size("gpt2_small", 16, 1024, 50304, warm_up=5, steps=15, rounds=3)
 TINY = Size("tiny", 2, 64, 320, warm_up=1, steps=1, rounds=1)
-OF_FLA: dict[str, tuple[str, dict[str, Any]]] = {  # the nearest layers of fla, of equal sizes
-    "kda": ("KimiDeltaAttention", {"num_heads": 12, "head_dim": 64}),
-    "lightning": ("SimpleGatedLinearAttention", {"num_heads": 12, "use_short_conv": False}),
-    "gated_deltanet": ("GatedDeltaNet", {"num_heads": 12, "head_dim": 64, "expand_v": 1}),
-    "mamba2": ("Mamba2", {"num_heads": 24, "head_dim": 64, "state_size": 128}),
+OF_FLA: dict[str, tuple[str, str, dict[str, Any]]] = {  # the nearest layers, of equal sizes
+    "kda": ("kda", "KimiDeltaAttention", {"head_dim": 64}),
+    "lightning": ("simple_gla", "SimpleGatedLinearAttention", {"use_short_conv": False}),
+    "gated_deltanet": ("gated_deltanet", "GatedDeltaNet", {"head_dim": 64, "expand_v": 1}),
 }
 
 
@@ -87,9 +86,8 @@ class Lab:
 
     def time(self, step: Callable[[], object]) -> Cell:
         """Return the milliseconds of a call: the median of the rounds, and their spread."""
-        size = self.size
-        warm_up = [size.warm_up] + [0] * (size.rounds - 1)  # which compiles, and chooses kernels
-        seconds = [timed(step, first, size.steps, WAIT) for first in warm_up]
+        warm_up = [self.size.warm_up] + [0] * (self.size.rounds - 1)
+        seconds = [timed(step, first, self.size.steps, WAIT) for first in warm_up]
         return {"ms": 1e3 * median(seconds), "spread": spread(seconds)}
 
     def step(self, model: nn.Module, loss_of: train.Loss, rows: int) -> Callable[[], None]:
@@ -154,10 +152,7 @@ def describe_device(lab: Lab, _: str) -> Cell:
 
 
 def profile_steps(lab: Lab, name: str) -> Cell:
-    """Return the sum of kernels over the time of a step without a profiler, and the longest ones.
-
-    On a CPU operators stand in for kernels.
-    """
+    """Return the sum of kernels (on a CPU, operators) over a step's time, and the longest ones."""
     cfg = lab.ready(name).cfg
     step = lab.step(lab.model(cfg), our_loss, cfg.batch_size)
     wall = lab.time(step)["ms"]
@@ -167,7 +162,7 @@ def profile_steps(lab: Lab, name: str) -> Cell:
     kernels = [
         (getattr(one, f"self_{where}_time_total") / 3e3, one.count / 3, one.key[:120])
         for one in run.key_averages()
-        if one.device_type == kind
+        if one.device_type == kind and not one.is_user_annotation
     ]
     rows = [f"{ms:.3f} ms, {count:g} x {key}" for ms, count, key in sorted(kernels, reverse=True)]
     total, words = sum(ms for ms, *_ in kernels), ("attention", "flash", "fmha", "sdpa")
@@ -257,8 +252,7 @@ def compare_gradients(lab: Lab, name: str) -> Cell:
             mean = model.loss(*ids)
         grads = torch.autograd.grad(mean, [*model.parameters()])
         found.append(torch.cat([grad.flatten() for grad in grads]))
-    eager, compiled = (error_of(one, found[0]) for one in found[1:])
-    return {"eager": eager, "compiled": compiled}
+    return {"eager": error_of(found[1], found[0]), "compiled": error_of(found[2], found[0])}
 
 
 def error_of(found: Tensor, right: Tensor) -> float:
@@ -308,9 +302,11 @@ def compare_layers(lab: Lab, name: str, backends: Sequence[str]) -> Cell:
 
 def time_fla(lab: Lab, name: str) -> Cell:
     """Return the time of fla's own layer."""
-    kind, sizes = OF_FLA[name]
-    layer = getattr(import_module("fla.layers"), kind)(hidden_size=768, **sizes)
-    return time_layer(lab, layer.to(DEVICE), mixed=True)
+    if not ON_GPU:
+        raise ConfigError("device", "fla needs a GPU")
+    file, kind, more = OF_FLA[name]
+    build = getattr(import_module(f"fla.layers.{file}"), kind)
+    return time_layer(lab, build(hidden_size=768, num_heads=12, **more).to(DEVICE), mixed=True)
 
 
 def time_decoding(lab: Lab, rows: str) -> Cell:
@@ -337,10 +333,8 @@ BY_FLEX = partial(compare_layers, backends=("reference", "flex", "sdpa"))
 BY_FLA = partial(compare_layers, backends=("chunked", "fla", "chunked"))
 WITH_SCORES = ("sliding", "mha+softcap", "mha+sink", "mha:position=alibi")
 MECHANISMS = ("gqa", "mqa", *WITH_SCORES, "mla", "tpa", "differential")
-UNDECIDED = (
-    *("mha+forget:position=none", "mha+softcap:position=alibi"),
-    "sliding:trainer.precision=32-true",
-)
+UNDECIDED = ("mha+forget:position=none", "mha+softcap:position=alibi")
+PEERS = (*LANGUAGE_MODELS, *(f"{name} compiled" for name in LANGUAGE_MODELS))
 ROWS = ("", ":batch_size=32", ":batch_size=64")
 ITEMS = {
     "device": Item(describe_device, ["rates"], 30),
@@ -348,13 +342,11 @@ ITEMS = {
     "head": Item(measure_head, [head + ids for ids in IDS for head in HEADS], 60),
     "step": Item(measure_step, [MODES[0] + IDS[1], *(m + n for n in ROWS for m in MODES)], 110),
     "run": Item(measure_run, ["log_every=10", "log_every=100"], 60),
-    "peers": Item(
-        measure_peer, [*LANGUAGE_MODELS, *(f"{n} compiled" for n in LANGUAGE_MODELS)], 150
-    ),
+    "peers": Item(measure_peer, PEERS, 150),
     "gradients": Item(compare_gradients, ["mha", "gqa"], 45),
-    "mechanisms": Item(measure_step, [f"{name}:compile=true" for name in MECHANISMS], 120),
-    "flex": Item(BY_FLEX, [*WITH_SCORES, *UNDECIDED], 75),
-    "fla": Item(BY_FLA, [*OF_FLA], 60),
+    "mechanisms": Item(measure_step, [f"{name}:compile=true" for name in MECHANISMS], 150),
+    "flex": Item(BY_FLEX, [*WITH_SCORES, *UNDECIDED, "sliding:trainer.precision=32-true"], 75),
+    "fla": Item(BY_FLA, [*OF_FLA, "mamba2"], 60),
     "layers_of_fla": Item(time_fla, [*OF_FLA], 45),
     "decode": Item(time_decoding, ["1", "8", "64"], 60),
 }
