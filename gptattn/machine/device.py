@@ -119,7 +119,7 @@ class Moment:
 
     def seconds_since(self, other: "Moment") -> float:
         """Return the seconds from `other` to this; the host waits until a GPU gets here."""
-        if self._event is None:
+        if self._event is None or other._event is None:
             return self._host - other._host
         self._event.synchronize()
         return other._event.elapsed_time(self._event) / 1e3

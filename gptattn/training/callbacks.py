@@ -138,6 +138,9 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
             self.clock.settle()
 
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: Any) -> None:
+        self._share(trainer, pl_module)
+
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         steps = self.state.step_seconds
         row = self._speed_row(median(steps)) if steps else {}
@@ -179,7 +182,7 @@ class MetricRows(L.Callback):
 
         self.clock.time_steps(write)
 
-    def _share(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
+    def _share(self, trainer: L.Trainer, module: LanguageModel) -> None:
         """Replace the losses since the row by their means over all processes; equal ones stay."""
         shared = [] if trainer.world_size == 1 else [*module.losses]
         for name in filter(self.state.since_row.get, shared):
@@ -187,8 +190,6 @@ class MetricRows(L.Callback):
             distributed.all_reduce(total)
             means = (total / trainer.world_size).to(module.losses[name].dtype)
             self.state.since_row[name] = [*means]
-
-    on_save_checkpoint = _share
 
     def _record(self, trainer: L.Trainer, row: dict[str, Any], step: int) -> None:
         self.state.last |= row
