@@ -22,6 +22,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import CONF
 from gptattn.settings.compose import settings as compose_settings
 from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import hash_kernels
 from gptattn.sweep.loop import run_sweep
 from gptattn.training.preflight import Ready, preflight
 
@@ -85,7 +86,8 @@ class Launcher:
                 write_run(run.path, cfg.variant, cfg.seed, outcome, metrics=seconds)
             run.path.mkdir(parents=True, exist_ok=True)
             run.write_settings(cfg)
-            run.write_provenance(ready.provenance)
+            made = ready.provenance
+            run.write_provenance(replace(made, code=made.code | hash_kernels(cfg, made.device)))
             if isinstance(outcome, int):
                 run.write_failure(outcome, "it is unlucky")
         return []

@@ -279,7 +279,12 @@ def make_block_mask(T: int, reach: Reach, positions: Positions, device: torch.de
 
     make: Callable[..., BlockMask] = create_block_mask
     if device.type == "cuda" and not torch.compiler.is_compiling():
-        make = torch.compile(create_block_mask)  # which never builds a T x T mask
+        make = _compile_mask()
     rows = None if start_BT is None else len(start_BT)
     with torch.inference_mode(False):  # a validation's serves in training, too
         return make(seen, rows, None, T, T, device=device)
+
+
+@cache
+def _compile_mask() -> Callable[..., BlockMask]:
+    return torch.compile(create_block_mask)  # it never builds a T x T mask

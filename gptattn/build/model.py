@@ -127,6 +127,8 @@ def resolve_backends(
     default = "auto" if device.type == "cuda" else ""
     waiting = [kind for kind in cfg.kinds() if kind.attn.get("backend", default) == "auto"]
     targets = {kind.field: find_target(*kind[:2], cfg.allow_targets) for kind in waiting}
+    # A mechanism of the user's own may have no such argument.
+    targets = {k: one for k, one in targets.items() if "backend" in arguments_of(one).types}
     plain = {field: getattr(target, "plain_backend", "") for field, target in targets.items()}
     chosen, notes = {field: name for field, name in plain.items() if name}, dict[str, None]()
     if not chosen or not default:

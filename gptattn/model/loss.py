@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS_AT_A_TIME = 2**25  # 128 MiB in float32
-LOGITS_ON_GPU = 2**30  # 2 GiB in half precision
+LOGITS_COMPILED = 2**30  # on a GPU: 2 GiB in half precision
+LOGITS_EAGER = 2**28  # with two copies of them in float32
 ALIGNED = 64  # rows of logits of another length would slow a GPU's products down
 IGNORED = -1  # the target of a position that is not scored
 
@@ -26,12 +27,13 @@ def linear_cross_entropy(
     """Mean cross-entropy in nats of softmax(hidden @ weight.T) against targets; a scalar.
 
     hidden [..., d], weight [V, d], targets [...] int64. Logits exist for at most `chunk_tokens`
-    tokens at a time (default: at most LOGITS_AT_A_TIME logits; on a GPU LOGITS_ON_GPU), in chunks
-    of even size. The gradients of hidden and weight are computed in the same pass, so nothing is
-    computed twice and backward can run only once. Under autocast the products run in the autocast
-    dtype; the softmax, and the sum of the weight's gradient over chunks, are in float32. A GPU
-    turns logits into gradients in place, by `to_gradient`: `logits_to_gradient`, or the same
-    compiled. Raises ValueError if hidden states and targets differ in number, or if there are none.
+    tokens at a time (default: at most LOGITS_AT_A_TIME logits; on a GPU LOGITS_EAGER, or
+    LOGITS_COMPILED with `to_gradient`), in chunks of even size. The gradients of hidden and weight
+    are computed in the same pass, so nothing is computed twice and backward can run only once.
+    Under autocast the products run in the autocast dtype; the softmax, and the sum of the weight's
+    gradient over chunks, are in float32. A GPU turns logits into gradients in place, by
+    `to_gradient`: `logits_to_gradient`, or the same compiled. Raises ValueError if hidden states
+    and targets differ in number, or if there are none.
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
@@ -43,7 +45,7 @@ def linear_cross_entropy(
     tokens = targets.numel()
     if tokens == 0:
         raise ValueError(f"hidden {tuple(hidden.shape)} has no tokens, so there is no mean loss")
-    most = _most_tokens(weight) if chunk_tokens is None else chunk_tokens
+    most = _most_tokens(weight, to_gradient is not None) if chunk_tokens is None else chunk_tokens
     even = math.ceil(tokens / math.ceil(tokens / most))
     # Asked here, because inside forward() gradients are always off, and `requires_grad` of a
     # parameter is True even under no_grad.
@@ -74,8 +76,9 @@ def count_hits(
     return torch.stack([((x @ weight.T).argmax(-1) == y).sum() for x, y in chunks]).sum()
 
 
-def _most_tokens(weight: Tensor) -> int:
-    return max(1, (LOGITS_ON_GPU if weight.is_cuda else LOGITS_AT_A_TIME) // len(weight))
+def _most_tokens(weight: Tensor, compiled: bool = False) -> int:
+    on_gpu = LOGITS_COMPILED if compiled else LOGITS_EAGER
+    return max(1, (on_gpu if weight.is_cuda else LOGITS_AT_A_TIME) // len(weight))
 
 
 def logits_to_gradient(logits: Tensor, targets: Tensor) -> Tensor:

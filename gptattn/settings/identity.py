@@ -156,9 +156,10 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     return hash_code(targets, [*cfg.allow_targets, *theirs])
 
 
-def hash_kernels(cfg: TrainConfig) -> dict[str, str]:
-    """Return the versions of the packages that compile kernels for these settings' backends."""
+def hash_kernels(cfg: TrainConfig, device: str) -> dict[str, str]:
+    """Return the versions of the packages that compile these settings' kernels on a device."""
     backends = [kind.attn.get("backend", "") for kind in cfg.kinds()]
+    backends += ["flex"] if cfg.compile is True and device == "cuda" else []
     return {one: hash_of(one) or "" for name in backends for one in KERNELS.get(name, ())}
 
 

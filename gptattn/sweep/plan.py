@@ -104,6 +104,7 @@ def plan_jobs(
     # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Provenance] | UserError] = {}
     plans: list[Plan] = []
+    decided = set()
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
@@ -129,6 +130,7 @@ def plan_jobs(
             if isinstance(made := known[key], UserError):
                 raise made
             checked, size, provenance = made
+            decided |= {checked.compile} if cfg.compile == "auto" else set()
             checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
             name = name_run(cfg, [o for o in job.overrides if o not in shared])
             plans.append(Plan(job.overrides, checked, home / name, size, provenance))
@@ -137,10 +139,9 @@ def plan_jobs(
             raise error
         own = set.intersection(*(set(job.overrides) for job in those)) - shared
         refused[" ".join(o for o in those[0].overrides if o in own)] = error
-    if config.compile == "auto":  # decided once, for all stages: all compile if the longest does
-        compiles = {plan.cfg.compile for plan in plans}
-        config.compile = True in compiles
-        return plans if len(compiles) == 1 else plan_jobs(loader, config, refused, jobs, home)
+    if config.compile == "auto" and decided:  # once, for all stages: all do if the longest does
+        config.compile = True in decided
+        return plans if len(decided) == 1 else plan_jobs(loader, config, refused, jobs, home)
     return plans
 
 

@@ -18,8 +18,8 @@ def count_kinds(cfg: TrainConfig, model: GPT) -> int:
     kinds, providers = set(), {}
     for layer, block in enumerate(model.layers()):
         own = block.attention
-        ours = all(type(one).__module__.startswith("gptattn.") for one in own.modules())
-        name = cfg.layer(layer).field if ours else layer
+        rooms = {type(one).__module__.partition(".")[0] for one in own.modules()}
+        name = cfg.layer(layer).field if rooms <= {"gptattn", "torch"} else layer
         kind = name, *own.provides(), *(providers[need] for need in own.needs())
         providers |= dict.fromkeys(own.provides(), kind)
         kinds.add(kind)
@@ -34,12 +34,20 @@ def pays(cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float) -
     return seconds >= 4 * COMPILE_SECONDS * count_kinds(cfg, model)
 
 
+def compiles(cfg: TrainConfig) -> bool:
+    """Return whether a run compiles its blocks, or flex's kernels alone."""
+    return cfg.compile is True or any(kind.attn.get("backend") == "flex" for kind in cfg.kinds())
+
+
 def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
     """Compile the blocks in place, if the settings say so; names in checkpoints stay."""
-    if cfg.compile:
-        from torch import _dynamo  # slow to import
+    if not compiles(cfg):
+        return
+    from torch import _dynamo  # slow to import
 
-        _dynamo.config.recompile_limit += 2 * count_kinds(cfg, model)  # in training, in validation
+    # In training and in validation; flex alone in the layer check and for a smaller batch, too.
+    _dynamo.config.recompile_limit += 4 * count_kinds(cfg, model)
+    if cfg.compile:
         _dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on without compiling
         _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
         for block in model.layers():

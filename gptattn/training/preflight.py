@@ -18,7 +18,13 @@ from gptattn.build.match import apply_match
 from gptattn.build.model import build_matrix_rule, build_model, resolve_backends
 from gptattn.data.run_data import RunData
 from gptattn.errors import ConfigError
-from gptattn.machine.device import DTYPES, missing_compiler, resolve_device, seed_everything
+from gptattn.machine.device import (
+    DTYPES,
+    find_toolchain,
+    missing_compiler,
+    resolve_device,
+    seed_everything,
+)
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
@@ -82,8 +88,6 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
     cfg, notes = resolve_backends(cfg, device)
-    kernels = hash_kernels(cfg)
-
     # The data comes after the model, since it takes longest and writes tokens to the cache; before
     # it where the vocabulary is the text's own.
     tokenizer = build_tokenizer(cfg)
@@ -110,8 +114,9 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     size = 3 * stored.itemsize * cost.params  # of the weights and AdamW's two averages
     budget = resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token)
     if cfg.compile == "auto":
-        able = device.type == "cuda" and missing_compiler(device) is None
+        able = device.type == "cuda" and not find_toolchain(device).missing
         cfg = replace(cfg, compile=able and pays(cfg, model, budget, cost.flops_per_token))
+    kernels = hash_kernels(cfg, device.type)
     return Ready(
         cfg=cfg,
         device=device,

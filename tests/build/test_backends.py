@@ -8,6 +8,7 @@ import yaml
 from building import menu, settings, slow_but, takes
 from support import save_untrained, tiny
 
+from gptattn.attention import MultiHeadAttention
 from gptattn.build.model import resolve_backends
 from gptattn.machine.device import Toolchain
 from gptattn.runs.load import count_caches, load_run
@@ -164,14 +165,27 @@ def test_a_file_without_the_setting_has_a_kernel_and_keeps_its_record_on_a_cpu()
     assert found.attn == cfg.attn | {"backend": "flex"}
 
 
+class OwnAttention(MultiHeadAttention):
+    def __init__(self, d_in: int, d_out: int, context_length: int, num_heads: int) -> None:
+        super().__init__(d_in, d_out, context_length, num_heads, window=5)
+
+
+def test_a_mechanism_of_the_users_own_without_the_setting_gets_none():
+    own = {"_target_": f"{__name__}.OwnAttention"}
+    cfg = replace(settings(*SIZES), attn=own, allow_targets=(__name__,))
+    assert resolve_backends(cfg, torch.device("cuda"), HOPPER)[0].attn == own
+
+
 def test_a_run_records_the_kernels_and_their_versions(tmp_path):
     ready = preflight(settings(*tiny(tmp_path, "attn=sliding", "match=params", "match_to=kda")))
     assert ready.cfg.attn["backend"] == "sdpa"
     assert ready.cfg.match_attn is not None
     assert ready.cfg.match_attn["backend"] == "chunked"
-    assert hash_kernels(ready.cfg) == {}
-    assert hash_kernels(replace(ready.cfg, attn={"backend": "flex"})).keys() == {"triton"}
-    assert hash_kernels(replace(ready.cfg, attn={"backend": "fla"})).keys() == {"triton", "fla"}
+    assert hash_kernels(ready.cfg, "cpu") == {}
+    for backend, packages in (("flex", {"triton"}), ("fla", {"triton", "fla"})):
+        cfg = replace(ready.cfg, attn={"backend": backend})
+        assert hash_kernels(cfg, "cuda").keys() == packages
+    assert hash_kernels(replace(ready.cfg, compile=True), "cuda").keys() == {"triton"}
 
 
 def test_results_of_two_versions_of_triton_are_told_apart():

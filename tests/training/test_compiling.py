@@ -24,7 +24,7 @@ from gptattn.machine.device import Toolchain, missing_compiler
 from gptattn.model.gpt import GPT
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
-from gptattn.training.compiling import compile_blocks, pays
+from gptattn.training.compiling import compile_blocks, count_kinds, pays
 
 # By torch itself.
 pytestmark = [
@@ -82,9 +82,9 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatc
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, 1e12))
     monkeypatch.setattr("gptattn.training.preflight.resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr("gptattn.training.preflight.missing_compiler", lambda device: None)
     tools = Toolchain((9, 0), "", (3, 7, 1), fla=False)
-    monkeypatch.setattr("gptattn.build.model.find_toolchain", lambda device: tools)
+    for room in ("build.model", "training.preflight"):
+        monkeypatch.setattr(f"gptattn.{room}.find_toolchain", lambda device: tools)
     monkeypatch.setattr(
         "gptattn.training.preflight.pays", lambda cfg, model, budget, flops: budget.steps == 14
     )
@@ -98,6 +98,17 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatc
     for _ in range(2):  # the second time they are done
         sweep(tmp_path, Launcher(outcome), "budget.steps=10,14", tune=tune)
         assert sorted(known) == [(5, True), (7, True), (10, True), (14, True)]
+
+
+def test_a_variant_that_names_it_decides_for_no_other(tmp_path):
+    known: dict[str, bool] = {}
+
+    def outcome(cfg) -> float:
+        known[cfg.variant] = cfg.compile
+        return 2.0
+
+    sweep(tmp_path, Launcher(outcome), variants=["attn=mha", "attn=gqa compile=true"])
+    assert known == {"mha": False, "gqa": True}
 
 
 # Graphs
@@ -148,8 +159,9 @@ def take_step(model: GPT, documents: Tensor | None = None) -> None:
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("variant", slow_but(QUICK, MENU))
 def test_layers_of_a_kind_share_a_graph_in_training_and_one_in_validation(variant):
-    model = build_compiled(*variant.split())
-    kinds = KINDS.get(variant) or len({*(settings(*variant.split()).pattern or [""])})
+    model, cfg = build_compiled(*variant.split()), settings(*variant.split())
+    kinds = KINDS.get(variant) or len({*(cfg.pattern or [""])})
+    assert count_kinds(cfg, model) == kinds  # which decides whether it pays
     for _ in range(2):
         take_step(model)
         assert count_graphs() == 2 * kinds

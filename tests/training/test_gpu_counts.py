@@ -1,6 +1,7 @@
 """What a GPU does in training, counted on fake tensors: kernels, bytes, and waits of the host."""
 
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,7 +13,7 @@ from gptattn.attention.base import Shared
 from gptattn.data.tasks import Recall, TaskData
 from gptattn.data.tokenizer import TaskIds
 from gptattn.model.gpt import Block
-from gptattn.model.loss import linear_cross_entropy
+from gptattn.model.loss import linear_cross_entropy, logits_to_gradient
 
 # GB beside products of a block of GPT-2 small, forward and backward without torch.compile, on 16
 # rows of 384 tokens in bf16-mixed, by torch's own kernels. A twentieth more than was counted.
@@ -43,7 +44,9 @@ GIGABYTES = {
 QUICK = [*menu("attn"), "gqa+sink"]
 
 
-def count_head(vocab_size: int, chunk_tokens: int | None) -> tuple[int, float, float]:
+def count_head(
+    vocab_size: int, chunk_tokens: int | None, to_gradient: Any = logits_to_gradient
+) -> tuple[int, float, float]:
     """Kernels, GB and TFLOP of GPT-2 small's head and loss on 16 x 1,024 tokens."""
 
     def head(counts: Counts) -> tuple[int, float, float]:
@@ -52,7 +55,7 @@ def count_head(vocab_size: int, chunk_tokens: int | None) -> tuple[int, float, f
         targets = torch.empty(2**14, device="cuda", dtype=torch.int64)
         counts.kernels.clear()
         with torch.autocast("cuda", torch.bfloat16):
-            loss = linear_cross_entropy(hidden, weight, targets, chunk_tokens)
+            loss = linear_cross_entropy(hidden, weight, targets, chunk_tokens, to_gradient)
         loss.backward()
         assert counts.waits == []
         return len(counts.kernels), counts.gigabytes(), counts.teraflops()
