@@ -22,13 +22,15 @@ from torch import Tensor, _dynamo, nn
 from torch.autograd import DeviceType
 from torch.profiler import profile
 
+from gptattn.attention import Attention, Shared
 from gptattn.build.model import build_layer, build_model
 from gptattn.errors import ConfigError
 from gptattn.machine import device
-from gptattn.model import loss
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
+from gptattn.model.loss import linear_cross_entropy, logits_to_gradient
 from gptattn.settings.config import TrainConfig
+from gptattn.training.compiling import compile_blocks
 from gptattn.training.preflight import Ready
 from gptattn.training.speed import decode_tokens
 from measuring import train
@@ -38,6 +40,7 @@ from measuring.train import DEVICE, ON_GPU, Size, logits_loss, our_loss
 
 Cell = dict[str, Any]  # plain values, for JSON; `error` or `not_here`: why there are none
 BF16, WAIT = torch.bfloat16, partial(device.synchronize, DEVICE)
+TO_GRADIENT = torch.compile(logits_to_gradient, fullgraph=True)
 GPU = Size("gpt2_small", 16, 1024, 50304, warm_up=5, steps=15, rounds=3)
 TINY = Size("tiny", 2, 64, 320, warm_up=1, steps=1, rounds=1)
 OF_FLA: dict[str, tuple[str, str, dict[str, Any]]] = {  # the nearest layers, of equal sizes
@@ -71,18 +74,9 @@ class Lab:
         torch.manual_seed(0)
         torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
         model = build_model(cfg, vocab_size=256).to(DEVICE)
-        if cfg.compile:
-            _dynamo.config.fail_on_recompile_limit_hit = True  # the rest would run eagerly
-            for block in model.layers():
-                block.compile(dynamic=False)
-            if (to_gradient := self.compile_head()) is not None:
-                model.to_gradient = to_gradient  # pyright: ignore[reportAttributeAccessIssue]
+        compile_blocks(cfg, model)
+        model.to_gradient = TO_GRADIENT if cfg.compile else None
         return model
-
-    def compile_head(self) -> Callable[..., Any] | None:
-        """Return the head's compiled part; None if there is none in this version."""
-        eager = getattr(loss, "logits_to_gradient", None)
-        return eager if eager is None or self.tiny else torch.compile(eager, fullgraph=True)
 
     def time(self, step: Callable[[], object]) -> Cell:
         """Return the milliseconds of a call: the median of the rounds, and their spread."""
@@ -184,13 +178,11 @@ def measure_head(lab: Lab, name: str) -> Cell:
     x, weight = (torch.randn(n, width, device=DEVICE) for n in (tokens, ids))
     given = x.requires_grad_(), (0.02 * weight).requires_grad_()
     targets, chunk = torch.randint(ids, (tokens,), device=DEVICE), cfg.loss_chunk_tokens
-    more: dict[str, Any] = {}
-    if cfg.compile and (to_gradient := lab.compile_head()) is not None:
-        more["to_gradient"] = to_gradient
+    to_gradient = TO_GRADIENT if cfg.compile else None
 
     def step() -> None:
         with torch.autocast(DEVICE.type, BF16):
-            found = loss.linear_cross_entropy(*given, targets, chunk, **more)
+            found = linear_cross_entropy(*given, targets, chunk, to_gradient)
         torch.autograd.grad(found, given)
 
     found = lab.time(step)
@@ -265,10 +257,14 @@ def time_layer(lab: Lab, layer: nn.Module, mixed: bool) -> Cell:
     """Return the time of one layer, forward and backward, eager and compiled."""
     shape = lab.size.batch_size, lab.size.context_length, 64 if lab.tiny else 768
     x = torch.randn(shape, device=DEVICE, requires_grad=True)
+    run: Callable[[Tensor], Any] = layer
+    if isinstance(layer, Attention):  # whose masks a model makes outside compiled code
+        shared = Shared(range(shape[1]), masks=layer.make_masks(x, range(shape[1])))
+        run = partial(layer, cache=None, shared=shared)
 
     def step() -> None:
         with torch.autocast(DEVICE.type, BF16, enabled=mixed):
-            y = layer(x)
+            y = run(x)
         (y if isinstance(y, Tensor) else y[0]).float().square().mean().backward()
 
     found = {"eager_ms": lab.time(step)["ms"]}
@@ -337,7 +333,7 @@ UNDECIDED = ("mha+forget:position=none", "mha+softcap:position=alibi")
 PEERS = (*LANGUAGE_MODELS, *(f"{name} compiled" for name in LANGUAGE_MODELS))
 ROWS = ("", ":batch_size=32", ":batch_size=64")
 ITEMS = {
-    "device": Item(describe_device, ["rates"], 30),
+    "device": Item(describe_device, ["rates"], 60),
     "profile": Item(profile_steps, MODES, 45),
     "head": Item(measure_head, [head + ids for ids in IDS for head in HEADS], 60),
     "step": Item(measure_step, [MODES[0] + IDS[1], *(m + n for n in ROWS for m in MODES)], 110),
