@@ -137,7 +137,7 @@ def find_missing(out: Path, item: str) -> list[str]:
 def print_goals(found: dict[str, dict[str, Cell]]) -> None:
     """Print what GPT-2 small must reach, and what was measured: each is a ratio of two figures."""
     run, step, mode, speed = ("run", "log_every=10"), ("step", MODES[0]), MODES[0], "tokens_per_s"
-    goals = [
+    goals: list[tuple[Any, ...]] = [
         ("train.py / rate of products", (*run, "tflops"), ("device", "rates", "tflops"), ">=0.50"),
         ("train.py / a plain loop", (*run, speed), (*step, speed), ">=0.97"),
         ("50,257 ids / 50,304, time", ("step", mode + IDS[1], "ms"), (*step, "ms"), "<=1.03"),
@@ -154,10 +154,10 @@ def print_goals(found: dict[str, dict[str, Cell]]) -> None:
     goals.append(("error of gradients, compiled / eager", *errors, "<=1.20"))
     rows = []
     for words, *figures, bound in goals:
-        of = [found[item].get(cell, {}).get(name) for item, cell, name in figures]
+        pair: list[Any] = [found[item].get(cell, {}).get(name) for item, cell, name in figures]
         rows.append([words, bound, "", ""])
-        if None not in of:
-            measured, least = of[0] / of[1], bound.startswith(">")
+        if None not in pair:
+            measured, least = pair[0] / pair[1], bound.startswith(">")
             met = measured >= float(bound[2:]) if least else measured <= float(bound[2:])
             rows[-1][2:] = f"{measured:.3f}", "yes" if met else "no"
     print_table("goals, of GPT-2 small on one GPU", ["", "goal", "measured", "met"], rows)

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import lightning.pytorch as L
 import torch
 from torch import Tensor, _dynamo, nn
-from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from gptattn.attention import Attention, Shared
@@ -152,11 +151,11 @@ def profile_steps(lab: Lab, name: str) -> Cell:
     wall = lab.time(step)["ms"]
     with profile() as run:
         timed(step, 0, 3, WAIT)
-    kind, where = (DeviceType.CUDA, "device") if ON_GPU else (DeviceType.CPU, "cpu")
+    kind, where = ("CUDA", "device") if ON_GPU else ("CPU", "cpu")
     kernels = [
         (getattr(one, f"self_{where}_time_total") / 3e3, one.count / 3, one.key[:120])
         for one in run.key_averages()
-        if one.device_type == kind and not one.is_user_annotation
+        if one.device_type.name == kind and not one.is_user_annotation
     ]
     rows = [f"{ms:.3f} ms, {count:g} x {key}" for ms, count, key in sorted(kernels, reverse=True)]
     total, words = sum(ms for ms, *_ in kernels), ("attention", "flash", "fmha", "sdpa")
@@ -283,8 +282,8 @@ def compare_layers(lab: Lab, name: str, backends: Sequence[str]) -> Cell:
         torch.manual_seed(0)  # for equal weights
         cfg = lab.ready(f"{name}:attn.backend={backend}").cfg
         layer, mixed = build_layer(cfg, {}, {}, 0).to(DEVICE), cfg.trainer.precision != "32-true"
-        given, layer = (one if exact else one.double() for one in (x, layer))
-        given.requires_grad_()
+        given = (x if exact else x.double()).clone().requires_grad_()
+        layer = layer if exact else layer.double()
         with torch.autocast(DEVICE.type, BF16, enabled=mixed and bool(exact)):
             y = layer(given)
         own = [y, *torch.autograd.grad(y, given, upstream.to(y.dtype))]
