@@ -63,8 +63,7 @@ test-all: $(TESTED)
 $(OLDEST)/.tested: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(OLDEST)
 	grep -vE '^(torch|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install --no-compile --disable-pip-version-check \
-		-c $(OLDEST)/constraints.txt 'torch==2.11.*' -e '.[test]'
+	$(OLDEST)/bin/python -m pip install --no-compile --disable-pip-version-check -c $(OLDEST)/constraints.txt 'torch==2.11.*' -e '.[test]'
 	touch $@
 
 test-oldest: BIN := $(OLDEST)/bin
