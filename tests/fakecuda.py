@@ -217,6 +217,7 @@ def _answer(sender: Connection, library: Path, function: Callable[[Counts], Any]
             never = mock.Mock(return_value=False)
             enter(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", never))
             enter(mock.patch("torch.cuda.is_bf16_supported", mock.Mock(return_value=True)))
+            enter(mock.patch("torch._subclasses.fake_tensor.init_gpu_context"))  # of CUDA builds
             enter(mock.patch.object(F, "scaled_dot_product_attention", _attend))
             enter(torch.compiler.set_stance("force_eager"))
             enter(FakeTensorMode(allow_non_fake_inputs=True))

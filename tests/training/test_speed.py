@@ -85,6 +85,8 @@ def test_a_run_of_a_sweep_is_measured_as_it_would_train_alone(tmp_path):
 
 def test_speeds_of_all_variants_are_one_session(tmp_path, monkeypatch):
     monkeypatch.setattr("gptattn.training.speed.MOST_SECONDS", 1e6)  # however busy the machine is
+    monkeypatch.setattr("gptattn.training.speed.TRAINING_SECONDS", 0.03)
+    monkeypatch.setattr("gptattn.training.speed.DECODING_SECONDS", 0.01)
     runs = {name: train(tmp_path / name, f"attn={name}") for name in ("mha", "gqa")}
     with process_state():
         variants = {name: prepare(run) for name, run in runs.items()}

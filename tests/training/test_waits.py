@@ -67,6 +67,7 @@ def waits_by_step(folder: Path, *overrides: str) -> dict[int, list[str]]:
             "get_device_capability": (7, 0),
             "set_device": None,
             "empty_cache": None,
+            "is_current_stream_capturing": False,
             "max_memory_allocated": 0,
         }
         with ExitStack() as stack:
