@@ -5,6 +5,7 @@ that is `positional` also takes what has no name. Values are not unquoted or une
 prompt may hold any character.
 """
 
+import ast
 import contextlib
 import inspect
 import os
@@ -67,8 +68,9 @@ def run_script(
     width = max(map(len, words))
     row = textwrap.TextWrapper(80, break_on_hyphens=False, subsequent_indent=" " * (width + 4))
     rows = [row.fill(f"  {shown:<{width}}  {text}") for shown, text in words.items()]
-    # `python -OO` drops docstrings.
-    example, about = (inspect.getdoc(one) or "" for one in (kind, sys.modules[kind.__module__]))
+    module = ast.parse(inspect.getsource(sys.modules[kind.__module__]))  # -OO drops docstrings
+    (itself,) = (n for n in module.body if isinstance(n, ast.ClassDef) and n.name == kind.__name__)
+    example, about = (ast.get_docstring(one) or "" for one in (itself, module))
     first, *others = [textwrap.fill(part, 80) for part in about.split("\n\n")]
     text = "\n\n".join([f"{called} {example}", first, "\n".join(rows), *others])
     return run_command(lambda: print(text)) or (0 if asked else 2)
