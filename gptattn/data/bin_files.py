@@ -35,7 +35,7 @@ OTHERS = {  # how a file of another format begins -> what it is
     re.escape((20240801).to_bytes(4, "little")): "an llm.c shard of 32-bit ids",
     rb".{4}\0{4}\{": "safetensors",  # after the length of its header
     rb"PAR1": "Parquet (data=hf)",
-    rb"PK\x03\x04": "a zip file, perhaps of torch.save",
+    rb"PK\x03\x04|\x80[\x04\x05]\x95|SQLite format 3": "a zip file, a pickle or a database",
     rb"\x1f\x8b\x08": "gzip",
     rb"([\t-\r -~]|[\xc2-\xf4][\x80-\xbf]{1,3}){64}": "text (data=text, or data=hf for JSON)",
 }
