@@ -60,10 +60,12 @@ class Launcher:
     def __init__(self, outcome: Callable[[TrainConfig], Outcome]) -> None:
         self.outcome = outcome
         self.shared: list[str] = []  # overrides of all runs
+        self.commands: list[Sequence[str]] = []
         self.launched: list[tuple[str, int]] = []  # variant and seed, in order
         self.resumed: list[str] = []  # names of run folders
 
     def launch(self, jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[object]:
+        self.commands += jobs
         for overrides in jobs:
             own = dict(o.split("=", 1) for o in overrides if o.startswith(OF_A_RUN))
             if "resume" in own:
@@ -75,7 +77,7 @@ class Launcher:
                 rest = (o for o in overrides if not o.startswith(OF_A_RUN))
                 ready = get_ready(*self.shared, *rest)
             optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
-            compiles = own["++compile"] == "true"
+            compiles = own.get("++compile", str(ready.cfg.compile).lower()) == "true"
             cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim, compile=compiles)
             self.launched.append((cfg.variant, cfg.seed))
             outcome, run = self.outcome(cfg), RunFolder(Path(own["run_dir"].strip("'")))

@@ -120,9 +120,14 @@ def resolve_backends(
 
     `tools`: those of another machine. Raises as `build_model`.
     """
-    if cfg.match_attn is not None:
-        other = replace(cfg, attn=cfg.match_attn, match_attn=None, pattern=None, layers={}, part={})
-        cfg = replace(cfg, match_attn=resolve_backends(other, device, tools)[0].attn)
+    sizes = cfg.match_attn or {}
+    if sizes.get("backend") == "auto":  # it is counted, and never runs
+        plain = find_target("match_to", sizes, cfg.allow_targets).plain_backend
+        cfg = replace(cfg, match_attn=sizes | {"backend": plain})
+    if cfg.sweep.backends is not None:
+        named = {kind.field: one for kind, one in zip(cfg.kinds(), cfg.sweep.backends, strict=True)}
+        named = {field: name for field, name in named.items() if name != "None"}
+        return cfg.with_backends(named), [f"{k}.backend={v}" for k, v in named.items()]
     # On a CPU, a kind without the setting is recorded as it is.
     default = "auto" if device.type == "cuda" else ""
     waiting = [kind for kind in cfg.kinds() if kind.attn.get("backend", default) == "auto"]

@@ -125,7 +125,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     named = values | {"trainer.callbacks": command.trainer.callbacks}
     found = check_targets(named, command.allow_targets)
     kept = [o for o, key in zip(typed, keys, strict=True) if key not in OF_ONE_RUN]
-    kept = [override for override in kept if not override.startswith("++compile=")]  # a sweep's
+    kept = [o for o in kept if not o.startswith(("++compile=", "++sweep."))]  # a sweep's
     values |= {"code_folders": sorted(map(str, found)), "overrides": kept}
     return TrainConfig(**values, choices=choices)
 

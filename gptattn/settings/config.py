@@ -191,7 +191,8 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `beside_others`: set by a sweep for runs that share the machine.
+    `beside_others`: set by a sweep for runs that share the machine. `backends`: of each kind of
+    layer, set by a sweep on a GPU, whose runs thus share one choice.
     """
 
     jobs: PositiveInt | Literal["auto"] | None
@@ -201,6 +202,7 @@ class SweepConfig:
     max_seeds: PositiveInt
     speed: bool
     beside_others: bool
+    backends: list[str] | None = None
 
 
 @dataclass

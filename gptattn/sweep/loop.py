@@ -188,8 +188,11 @@ def _launch(
             own = [f"resume={folder}", f"allow_targets=[{','.join(plan.cfg.allow_targets)}]"]
         else:
             own = [*plan.overrides, f"run_dir={folder}"]
-            # `++` says that nobody typed it: alone, a run decides to compile, and has all threads.
-            own += [f"++compile={str(plan.cfg.compile).lower()}"]
+            # `++` says that nobody typed it: alone, a run chooses its kernels, and has all threads.
+            if plan.provenance.device == "cuda":  # or another machine may have a GPU
+                names = [str(kind.attn.get("backend")) for kind in plan.cfg.kinds()]
+                own += [f"++compile={str(plan.cfg.compile).lower()}"]
+                own += [f"++sweep.backends=[{','.join(names)}]"]
             own += [f"++trainer.threads={threads}"] if threads is not None else []
         own += ["sweep.beside_others=true"] if slots is not None and slots > 1 else []
         commands.append(own)

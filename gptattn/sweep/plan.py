@@ -94,16 +94,11 @@ def plan_jobs(
             found.append((job, from_hydra(node, node.hydra)))
     HydraConfig.instance().cfg = before
     found.sort(key=lambda one: one[1].seed)
-    if len({job.variant for job in jobs}) > 1:
-        # A variant in one block may be the default in another, as position=rope in Llama's. The
-        # first of equal runs stays.
-        first = {settings_key(asdict(cfg)): job for job, cfg in reversed(found)}
-        found = [(job, cfg) for job, cfg in found if first[settings_key(asdict(cfg))] is job]
-
     shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Provenance] | UserError] = {}
     plans: list[Plan] = []
+    first: dict[str, tuple[str, str]] = {}
     decided = set()
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
@@ -132,6 +127,11 @@ def plan_jobs(
             checked, size, provenance = made
             decided |= {checked.compile} if cfg.compile == "auto" else set()
             checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
+            # The first of equal runs stays: a variant in one block may be the default in another,
+            # as position=rope in Llama's, and a value may be what `auto` comes to.
+            typed = job.variant, settings_key(asdict(cfg))
+            if first.setdefault(settings_key(asdict(checked)), typed) != typed:
+                continue
             name = name_run(cfg, [o for o in job.overrides if o not in shared])
             plans.append(Plan(job.overrides, checked, home / name, size, provenance))
     for error, those in errors.values():

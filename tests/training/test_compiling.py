@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from gptattn.attention import MultiHeadAttention
-from gptattn.build.model import build_model
+from gptattn.build.model import build_model, resolve_backends
 from gptattn.machine.device import Toolchain, missing_compiler
 from gptattn.model.gpt import GPT
 from gptattn.settings.budget import Budget
+from gptattn.settings.compose import settings as compose_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.compiling import compile_blocks, count_kinds, pays
 
@@ -77,7 +78,8 @@ def test_a_run_compiles_if_it_trains_four_times_as_long_as_that_takes(model, bud
     assert pays(cfg, built, budget, flops_per_token) == worth
 
 
-def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatch):
+@pytest.fixture
+def planned_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (0, 1e12))
@@ -85,6 +87,11 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatc
     tools = Toolchain((9, 0), "", (3, 7, 1), fla=False)
     for room in ("build.model", "training.preflight"):
         monkeypatch.setattr(f"gptattn.{room}.find_toolchain", lambda device: tools)
+
+
+def test_all_runs_of_a_sweep_compile_where_its_longest_does(
+    tmp_path, monkeypatch, planned_on_a_gpu
+):
     monkeypatch.setattr(
         "gptattn.training.preflight.pays", lambda cfg, model, budget, flops: budget.steps == 14
     )
@@ -98,6 +105,30 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(tmp_path, monkeypatc
     for _ in range(2):  # the second time they are done
         sweep(tmp_path, Launcher(outcome), "budget.steps=10,14", tune=tune)
         assert sorted(known) == [(5, True), (7, True), (10, True), (14, True)]
+
+
+def test_all_runs_of_a_sweep_have_the_kernels_of_the_machine_that_planned_it(
+    tmp_path, planned_on_a_gpu
+):
+    own = ["model.num_layers=2", "model.dropout=0.0", "trainer.precision=bf16-mixed"]
+    own += ["pattern=[sliding,mha]", "model.d_model=64", "model.num_heads=4"]
+    launcher = Launcher(lambda cfg: 2.0)
+    sweep(tmp_path, launcher, *own, tune={"lr": [1e-3, 2e-3], "seed": 0})
+    assert len(launcher.commands) == 3
+    for command in launcher.commands:
+        (given,) = (one for one in command if one.startswith("++sweep.backends="))
+        cfg = compose_settings([*own, given])
+        lacking = Toolchain((8, 0), "there is no C compiler", (0,), fla=False)
+        found, notes = resolve_backends(cfg, torch.device("cuda"), lacking)
+        assert [kind.attn["backend"] for kind in found.kinds()] == ["flex", "sdpa"]
+        assert notes == ["pattern.sliding.backend=flex", "pattern.mha.backend=sdpa"]
+        assert given not in cfg.overrides
+
+
+def test_what_auto_comes_to_is_not_trained_twice(tmp_path):
+    launcher = Launcher(lambda cfg: 2.0)
+    sweep(tmp_path, launcher, "attn.backend=auto,sdpa", "compile=auto,false", "seed=1,2")
+    assert launcher.launched == [("mha", 1), ("mha", 2)]
 
 
 def test_a_variant_that_names_it_decides_for_no_other(tmp_path):
