@@ -43,7 +43,7 @@ WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 
 
 def is_gpu(x: Tensor) -> bool:
-    """Whether kernels that fuse scores with what happens to them compute with this tensor."""
+    """Return whether x is on a device with kernels that fuse scores and what changes them."""
     return x.device.type in GPUS
 
 
