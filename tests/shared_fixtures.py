@@ -8,16 +8,22 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
+import fla_kernels
 import pytest
 import torch
 from building import menu
 from interrupted import SIX, begun, fingerprint, once, sent
 from omegaconf import OmegaConf
 from support import Call, bpe, command, train
+from torch import Tensor
+
+from gptattn.attention.recurrence import load_fla
 
 
 def parse_once() -> Callable[[str | Path | IO[str]], Any]:
@@ -136,3 +142,29 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         once(patch, "training_step", 2, sent(signal.SIGTERM))
         assert command(folder, *begun(folder)) == 143
     return folder
+
+
+@pytest.fixture
+def fla(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor | None]]:
+    """A package of this name, with `fla_kernels` in place of its own; gives their `cu_seqlens`.
+
+    As in fla, torch.compile leaves them alone.
+    """
+    seen: list[Tensor | None] = []
+
+    def run(name: str, **given: Any) -> tuple[Tensor, Tensor]:
+        seen.append(given.get("cu_seqlens"))
+        return fla_kernels.kernel(name, **given)
+
+    found: dict[str, dict[str, Any]] = {"fla": {}, "fla.ops": {}} | {
+        f"fla.ops.{name}": {f"chunk_{name}": torch.compiler.disable(partial(run, name))}
+        for name in ("simple_gla", "gated_delta_rule", "kda")
+    }
+    for name, members in found.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__dict__.update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    load_fla.cache_clear()
+    yield seen
+    load_fla.cache_clear()

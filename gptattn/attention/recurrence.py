@@ -17,6 +17,8 @@ the decay.
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar, Literal
@@ -28,11 +30,13 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared, check_sizes
 from gptattn.attention.cache import Cache
+from gptattn.attention.core import is_gpu
 from gptattn.machine.device import Toolchain
 from gptattn.position.base import Documents, Positions
 
 Backend = Literal["auto", "chunked", "fla"]
 FLA_CHUNK = 64  # tokens, in all of fla's kernels
+FlaKernel = Callable[..., tuple[Tensor, Tensor]]
 # Arguments of several mechanisms.
 Chunk = Annotated[int, Meta(ge=1)]
 ConvSize = Annotated[int, Meta(ge=0)] | None
@@ -68,12 +72,12 @@ class RecurrentAttention(Attention):
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_heads)
-        if backend == "fla" and not torch.cuda.is_available():
-            raise ValueError("backend=fla needs a CUDA device, and there is none; use chunked")
-        if backend == "fla" and find_spec("fla") is None:
+        if backend == "fla" and not (torch.cuda.is_available() and find_spec("fla")):
             raise ValueError(
-                "backend=fla needs the package fla-core; pip install 'gptattn[fla]', or use chunked"
+                "backend=fla needs a CUDA device and pip install 'gptattn[fla]'; or use chunked"
             )
+        name = ("kda" if self.by_channel else "gated_delta_rule") if self.delta else "simple_gla"
+        self.kernel = load_fla(name) if backend == "fla" else None
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
         self.backend: Backend = backend
@@ -84,23 +88,15 @@ class RecurrentAttention(Attention):
         self, channels: int, conv_size: int | None, bias: bool = False
     ) -> "ShortConvolution | None":
         """Return a convolution over `conv_size` tokens; None for 0 or None."""
-        if not conv_size:
-            return None
-        if conv_size > self.context_length:
+        if conv_size and conv_size > self.context_length:
             raise ValueError(
                 f"conv_size={conv_size} is above context_length={self.context_length}; 4 is usual"
             )
-        return ShortConvolution(channels, conv_size, bias)
+        return ShortConvolution(channels, conv_size, bias) if conv_size else None
 
-    def convolve(
-        self, x_BTC: Tensor, cache: Cache | None, start_BT: Tensor | None, there_BT1: Tensor | None
-    ) -> Tensor:
-        """Return SiLU of the convolution of x, or of x itself without one; missing tokens are 0."""
-        if there_BT1 is not None:
-            x_BTC = x_BTC * there_BT1
-        if self.conv is not None:
-            x_BTC = self.conv(x_BTC, None if cache is None else cache.tensors["tail"], start_BT)
-        return F.silu(x_BTC)
+    def convolve(self, x_BTC: Tensor, cache: Cache | None, positions: Positions) -> Tensor:
+        """Return SiLU of the convolution of x, or of x itself without one."""
+        return F.silu(x_BTC if self.conv is None else self.conv(x_BTC, cache, positions))
 
     def recur(
         self,
@@ -110,7 +106,7 @@ class RecurrentAttention(Attention):
         g: Tensor,
         beta_BHT: Tensor | None,
         cache: Cache | None,
-        start_BT: Tensor | None,
+        positions: Positions,
         dtype: torch.dtype,
     ) -> Tensor:
         """Return the outputs [B, H, T, V], and write the state after them to the cache.
@@ -119,6 +115,10 @@ class RecurrentAttention(Attention):
         queries and keys. `dtype` is the type of the projections, in which fla multiplies.
         """
         s_BHDV = None if cache is None else cache.tensors["state"]
+        documents = positions if isinstance(positions, Documents) else None
+        if isinstance(positions, Tensor):  # a missing token neither decays the state nor writes
+            there = (positions >= 0)[..., None, :, None]
+            k_BGTD, g = k_BGTD * there, g * (there if g.ndim == k_BGTD.ndim else there[..., 0])
         if s_BHDV is not None and v_BHTV.shape[2] == 1:
             q, k, v, g = (x.squeeze(2) for x in (q_BGTD, k_BGTD, v_BHTV, g))
             if (R := v.shape[1] // q.shape[1]) > 1:
@@ -126,11 +126,11 @@ class RecurrentAttention(Attention):
             beta_BH = None if beta_BHT is None else beta_BHT.squeeze(2)
             y_BHV, after = step(q, k, v, g, beta_BH, s_BHDV)
             y_BHTV = y_BHV.unsqueeze(2)
-        elif self.backend == "fla" and v_BHTV.device.type == "cuda":  # checks run on a CPU
+        elif self.kernel is not None and is_gpu(v_BHTV):  # checks run on a CPU
             inputs = q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, s_BHDV
-            y_BHTV, after = by_fla(*inputs, start_BT, dtype)
+            y_BHTV, after = by_fla(self.kernel, *inputs, documents, dtype)
         else:
-            how = s_BHDV, self.chunk, start_BT
+            how = s_BHDV, self.chunk, documents and documents.start_BT
             if beta_BHT is None:
                 y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
             else:
@@ -176,16 +176,6 @@ class RecurrentAttention(Attention):
         return count_flops(T, chunk, H, D, V, G=self.groups, **how)
 
 
-def read_positions(positions: Positions) -> tuple[Tensor | None, Tensor | None]:
-    """Return where the documents begin [B, T], and which tokens are there [B or 1, T, 1].
-
-    Either is None where it does not matter.
-    """
-    start_BT = positions.start_BT if isinstance(positions, Documents) else None
-    there_BT1 = (positions >= 0).unsqueeze(-1) if isinstance(positions, Tensor) else None
-    return start_BT, there_BT1
-
-
 class ShortConvolution(nn.Module):
     """y[t] = sum over i of weight[i] x[t - size + 1 + i], per channel, plus a bias if it has one.
 
@@ -199,24 +189,23 @@ class ShortConvolution(nn.Module):
         self.weight_C1K = nn.Parameter(torch.empty(channels, 1, size).uniform_(-bound, bound))
         self.bias_C = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
-    def forward(
-        self, x_BTC: Tensor, tail_BKC: Tensor | None = None, start_BT: Tensor | None = None
-    ) -> Tensor:
-        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is advanced by T.
+    def forward(self, x_BTC: Tensor, cache: Cache | None, positions: Positions) -> Tensor:
+        """Return y [B, T, C], of x and the size - 1 inputs before it: the cache's `tail`, or 0.
 
-        start_BT: where in its row each token's document begins; it sees no inputs before that.
+        Missing tokens are 0, and so are those of another document.
         """
-        T = x_BTC.shape[1]
-        if tail_BKC is None:
+        T, outside = x_BTC.shape[1], None
+        if isinstance(positions, Tensor):
+            x_BTC = x_BTC * (positions >= 0).unsqueeze(-1)
+        if cache is None:
             seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
         else:
-            seen = torch.cat([tail_BKC.to(x_BTC.dtype), x_BTC], 1)
-            tail_BKC.copy_(seen[:, T:])
-        outside = None
-        if start_BT is not None:
+            seen = torch.cat([cache.tensors["tail"].to(x_BTC.dtype), x_BTC], 1)
+            cache.tensors["tail"].copy_(seen[:, T:])
+        if isinstance(positions, Documents):
             shift_K1 = torch.arange(1 - self.size, 1, device=x_BTC.device)[:, None]
             place_KT = torch.arange(T, device=x_BTC.device) + shift_K1
-            outside = (place_KT[:, None] < start_BT).unsqueeze(-1)
+            outside = (place_KT[:, None] < positions.start_BT).unsqueeze(-1)
         wide = torch.promote_types(seen.dtype, self.weight_C1K.dtype)
         y_BTC = SumOfTaps.apply(seen.to(wide), self.weight_C1K[:, 0].to(wide), outside)
         return y_BTC if self.bias_C is None else y_BTC + self.bias_C
@@ -410,40 +399,50 @@ def chunked_delta(
     return o.flatten(2, 3)[:, :, :T], s.unflatten(0, (B, H))
 
 
+@cache
+def load_fla(name: str) -> FlaKernel:
+    """Return a kernel of flash-linear-attention, which is given the documents for their bounds.
+
+    Source: github.com/fla-org/flash-linear-attention, fla-core 0.6.0, fla/ops/*/chunk.py.
+    """
+    kernel = getattr(import_module(f"fla.ops.{name}"), f"chunk_{name}")
+
+    # As fla's own. If torch saw the bounds, another number of them would take another graph.
+    def run(documents: Documents | None, **inputs: Any) -> tuple[Tensor, Tensor]:
+        return kernel(cu_seqlens=documents and documents.bounds, **inputs)
+
+    disable: Any = torch.compiler.disable
+    return disable(run)
+
+
 def by_fla(
+    kernel: FlaKernel,
     q_BGTD: Tensor,
     k_BGTD: Tensor,
     v_BHTV: Tensor,
     g: Tensor,
     beta_BHT: Tensor | None,
     s_BHDV: Tensor | None,
-    start_BT: Tensor | None,
+    documents: Documents | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return what the chunked forms return, by the kernels of flash-linear-attention on a GPU.
+    """Return what the chunked forms return, by a kernel of flash-linear-attention on a GPU.
 
     Queries, keys and values are passed in `dtype`, decays, beta and states in their own type. With
     documents, the state that is returned has a row for each.
-
-    Source: github.com/fla-org/flash-linear-attention, fla-core 0.6.0, fla/ops/*/chunk.py.
     """
     B, H, T, V = v_BHTV.shape
     inputs = {"q": q_BGTD.to(dtype), "k": k_BGTD.to(dtype), "v": v_BHTV.to(dtype), "g": g}
-    if beta_BHT is None:
-        name = "simple_gla"  # knows no shared keys
+    if beta_BHT is None:  # its kernel knows no shared keys
         for x in ("q", "k"):
             inputs[x] = inputs[x].repeat_interleave(H // q_BGTD.shape[1], 1)
         inputs["g"] = g.expand(B, -1, -1)
     else:
-        name = "kda" if g.ndim == q_BGTD.ndim else "gated_delta_rule"
         inputs["beta"] = beta_BHT
     inputs = {key: x.transpose(1, 2) for key, x in inputs.items()}  # tokens before heads
-    if start_BT is not None:  # one row of all tokens, with the bounds of its documents
-        begins = (start_BT == torch.arange(T, device=start_BT.device)).flatten().nonzero()[:, 0]
+    if documents is not None:  # one row of all tokens
         inputs = {key: x.flatten(0, 1)[None] for key, x in inputs.items()}
-        inputs["cu_seqlens"] = F.pad(begins, (0, 1), value=B * T)
-    kernel = getattr(import_module(f"fla.ops.{name}"), f"chunk_{name}")
-    y, s = kernel(**inputs, scale=1.0, initial_state=s_BHDV, output_final_state=True)
+    y, s = kernel(documents, **inputs, scale=1.0, initial_state=s_BHDV, output_final_state=True)
     return y.view(B, T, H, V).transpose(1, 2).to(v_BHTV.dtype), s
 
 
@@ -567,10 +566,9 @@ def count_flops(
         P = 1 << (C - 1).bit_length()
         pairs = P * (P - 1) // 2 + P  # in the joined blocks, and of each token with itself
     scores = 2 * pairs * D
+    within = 2 * C * C * V + 2 * C * D * V  # what v, or u, gives to outputs and to the state
+    carried = 2 * C * D * V  # what the state gives to outputs, and as much to u
     if not delta:
-        within = 2 * C * C * V + 2 * C * D * V  # what v gives to outputs and to the state
-        return N * ((G or H) * scores + H * (within + 2 * C * D * V))
+        return N * ((G or H) * scores + H * (within + carried))
     solve = C * (C - 1) * (V + D)
-    within = 2 * C * C * V + 2 * C * D * V  # what u gives to outputs and to the state
-    carried = 2 * 2 * C * D * V  # what the state gives to u and to outputs
-    return H * N * (2 * scores + solve + within + carried)
+    return H * N * (2 * scores + solve + within + 2 * carried)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -30,6 +31,12 @@ class Documents:
         """The position of each token in its document."""
         T = self.start_BT.shape[1]
         return torch.arange(T, device=self.start_BT.device) - self.start_BT
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """Where documents begin in all rows, laid end to end, and where the last one ends."""
+        begins = (self.position_BT == 0).flatten().nonzero()[:, 0]  # here the host waits
+        return F.pad(begins, (0, 1), value=self.start_BT.numel())
 
 
 # Token positions: a range, known on the host and the same for all rows; or int64 [T] or [B, T],

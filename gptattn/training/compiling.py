@@ -1,5 +1,7 @@
 """torch.compile of a model's blocks: when it pays, and how many graphs it takes."""
 
+import torch
+
 from gptattn.model.gpt import GPT
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
@@ -50,5 +52,9 @@ def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
     if cfg.compile:
         _dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on without compiling
         _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
+        # fla's kernels cut the block alone, and not each of the functions that lead to them.
+        # With torch 2.11 the functions after such a cut miss names of their modules.
+        if torch.__version__ >= "2.13" and any(k.attn.get("backend") == "fla" for k in cfg.kinds()):
+            _dynamo.config.nested_graph_breaks = True
         for block in model.layers():
             block.compile(dynamic=False)

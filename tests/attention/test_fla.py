@@ -1,24 +1,21 @@
 """The backend `fla`: what is passed to its kernels, and where it is refused.
 
-The kernels run on a GPU only. A stand-in takes arguments by their names in fla-core 0.6.0, and
-computes what its documentation says, token by token in float64.
+The kernels run on a GPU only; fla_kernels.py stands in for them.
 """
 
 import sys
-from functools import partial
-from importlib.machinery import ModuleSpec
-from itertools import pairwise
-from types import ModuleType
 
 import pytest
 import torch
 from building import build_attention, class_of, settings
 from contract import assert_agree, assert_same, draw
+from fla_kernels import kernel
 from support import refuses
 from test_recurrence import B, D, H, V, chunked, drawn
-from torch import Tensor, einsum
+from torch import Tensor
 
-from gptattn.attention.recurrence import RecurrentAttention, by_fla
+from gptattn.attention.recurrence import RecurrentAttention, by_fla, load_fla
+from gptattn.position.base import Documents
 
 T = 13
 # The kernel, and whether it follows the delta rule and has a decay per channel.
@@ -29,69 +26,16 @@ KERNELS = pytest.mark.parametrize(
 )
 
 
-def kernel(
-    name: str,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor | None = None,
-    *,
-    scale: float,
-    initial_state: Tensor | None,
-    output_final_state: bool,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Each row is a sequence or, with `cu_seqlens`, its pieces from one of them to the next.
-
-    q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] in logarithms, with kda [B, T, H, K]; beta
-    [B, T, H] in (0, 1), without it decayed linear attention; states [N, H, K, V].
-    """
-    assert q.shape[2] == v.shape[2]
-    assert g.shape == (k.shape if name == "kda" else k.shape[:3])
-    assert (beta is None) == (name == "simple_gla")
-    assert output_final_state
-    q, k, v, g = (x.double() for x in (q, k, v, g))
-    cuts = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
-    assert cu_seqlens is None or len(q) == 1
-    outputs, states = [], []
-    for begin, end in pairwise(cuts):
-        s = q.new_zeros(len(q), q.shape[2], q.shape[3], v.shape[3])
-        s = s if initial_state is None else initial_state
-        for t in range(begin, end):
-            decay = g[:, t].exp()
-            s = s * (decay[..., None] if decay.ndim == 3 else decay[..., None, None])
-            write = v[:, t]
-            if beta is not None:
-                write = beta[:, t, :, None] * (write - einsum("bhk,bhkv->bhv", k[:, t], s))
-            s = s + einsum("bhk,bhv->bhkv", k[:, t], write)
-            outputs.append(einsum("bhk,bhkv->bhv", scale * q[:, t], s))
-        states.append(s)
-    return torch.stack(outputs, 1), torch.cat(states)
-
-
-@pytest.fixture
-def fla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of this name, with the stand-ins where the kernels are."""
-    found = {"fla": {}, "fla.ops": {}} | {
-        f"fla.ops.{name}": {f"chunk_{name}": partial(kernel, name)}
-        for name in ("simple_gla", "gated_delta_rule", "kda")
-    }
-    for name, members in found.items():
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        module.__dict__.update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-
-
 def run(
     inputs: list[Tensor],
     s: Tensor | None = None,
     start_BT: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    beta = inputs[4] if len(inputs) == 5 else None
-    return by_fla(*inputs[:4], beta, s, start_BT, dtype)
+    q, k, v, g, beta = *inputs, *[None] * (5 - len(inputs))
+    name = "simple_gla" if beta is None else "kda" if g.ndim == q.ndim else "gated_delta_rule"
+    documents = None if start_BT is None else Documents(start_BT)
+    return by_fla(load_fla(name), q, k, v, g, beta, s, documents, dtype)
 
 
 @KERNELS

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from building import SMALL, build_gpt, menu, settings, slow_but
+from building import SMALL, build_gpt, class_of, menu, settings, slow_but
 from support import config, losses, train
 from sweeping import Launcher, sweep
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from gptattn.attention import MultiHeadAttention
+from gptattn.attention.recurrence import RecurrentAttention
 from gptattn.build.model import build_model, resolve_backends
 from gptattn.machine.device import Toolchain, missing_compiler
 from gptattn.model.gpt import GPT
@@ -42,7 +43,9 @@ DOCUMENTS = torch.tensor([[0] * 72, [0] * 5 + [1] * 67])
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     """Keep what is compiled here out of other tests, and allow what a model asks for alone."""
-    with torch._dynamo.config.patch(recompile_limit=0, fail_on_recompile_limit_hit=False):
+    with torch._dynamo.config.patch(
+        recompile_limit=0, fail_on_recompile_limit_hit=False, nested_graph_breaks=False
+    ):
         torch._dynamo.reset()
         counters.clear()
         yield
@@ -157,6 +160,7 @@ MENU = [
     *(f"position={name}" for name in menu("position")),
     *(f"recipe={name}" for name in menu("recipe")),
 ]
+OF_FLA = [f"attn={n}" for n in menu("attn") if issubclass(class_of("attn", n), RecurrentAttention)]
 QUICK = ["attn=mha", "attn=cross_layer", "part=value_residual", "attn=dsa"]
 
 
@@ -215,6 +219,61 @@ def test_documents_of_every_batch_take_no_other_graph(variant):
     for documents in (DOCUMENTS, DOCUMENTS.flip(0), DOCUMENTS * 0):
         take_step(model, documents)
         assert count_graphs() == 2
+
+
+@pytest.fixture
+def fla_runs(fla: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Layers with backend=fla can be built, and call a kernel that is not right, but quick."""
+
+    def kernel(name: str, **given: Any) -> tuple[Tensor, None]:
+        assert not torch.is_autocast_enabled("cpu")
+        return given["v"] * (given["q"] * given["k"]).sum(-1, keepdim=True), None
+
+    init = RecurrentAttention.__init__
+
+    def build(self: RecurrentAttention, *args: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:  # no longer, or torch would look for one
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            init(self, *args)
+
+    monkeypatch.setattr(RecurrentAttention, "__init__", build)
+    monkeypatch.setattr("fla_kernels.kernel", kernel)
+    monkeypatch.setattr("gptattn.attention.recurrence.is_gpu", lambda x: True)
+    return fla
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="torch cuts a layer in more pieces")
+@pytest.mark.parametrize("variant", slow_but(["attn=kda"], [*OF_FLA, "recipe=qwen3_next"]))
+@pytest.mark.parametrize("runs", slow_but([2], [2, 3]))
+def test_a_kernel_of_fla_cuts_a_layer_in_two_and_all_layers_share_the_bounds_of_documents(
+    runs, variant, fla_runs
+):
+    again = f"model.activation_checkpointing={runs == 3}"  # which runs a layer again in backward
+    model = build_compiled(*variant.split(), "attn.backend=fla", again)
+    layers = sum(isinstance(block.attention, RecurrentAttention) for block in model.layers())
+    # A layer that is not fla's has one in each mode.
+    graphs = 2 * (2 if layers == len(model.layers()) else 3)
+    for documents, bounds in (
+        (DOCUMENTS, [0, 72, 77, 144]),
+        (DOCUMENTS.flip(0), [0, 5, 72, 144]),
+        (DOCUMENTS * 0, [0, 72, 144]),
+    ):
+        fla_runs.clear()
+        take_step(model, documents)
+        assert count_graphs() == graphs
+        assert len(fla_runs) == runs * layers
+        assert len({id(one) for one in fla_runs}) == 2  # in training, and in validation
+        assert all(one.tolist() == bounds for one in fla_runs)
+
+
+@pytest.mark.usefixtures("traced", "fla_runs")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="not equal with torch 2.11")
+def test_a_layer_cut_in_two_computes_the_same():
+    sizes = "model.num_layers=2", "model.num_heads=4", "model.d_model=32", CONTEXT
+    cfg = settings("attn=gated_deltanet", "attn.backend=fla", *sizes)
+    eager, compiled = (gradient(cfg, mixed=True, compiled=how) for how in (False, True))
+    assert compiled.equal(eager)
 
 
 @pytest.mark.usefixtures("traced")

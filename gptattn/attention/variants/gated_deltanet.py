@@ -21,7 +21,6 @@ from gptattn.attention.recurrence import (
     Eps,
     RecurrentAttention,
     draw_decay_bias,
-    read_positions,
     scale_size,
     unit_length,
 )
@@ -86,10 +85,10 @@ class GatedDeltaNet(RecurrentAttention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        positions = self.begin(x_BTE, cache, shared).positions
         new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
         gate, decay, beta = self.W_gate(x_BTE), self.W_decay(x_BTE), self.W_beta(x_BTE)
-        new_BTC = self.convolve(new_BTC, cache, start_BT, there)
+        new_BTC = self.convolve(new_BTC, cache, positions)
         q, k, v = new_BTC.split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
@@ -97,8 +96,6 @@ class GatedDeltaNet(RecurrentAttention):
             rate_BTH = F.softplus(decay.to(wide) + self.decay_bias_H.to(wide))
             g_BHT = (-self.a_log_H.to(wide).exp() * rate_BTH).mT
             beta_BHT = beta.to(wide).sigmoid().mT
-            if there is not None:  # a missing token neither decays nor changes the state
-                g_BHT, beta_BHT = g_BHT * there.mT, beta_BHT * there.mT
             q_BHTD = unit_length(split_heads(q.to(wide), self.num_heads)) * self.key_size**-0.5
             k_BHTD = unit_length(split_heads(k.to(wide), self.num_heads))
             v_BHTV = split_heads(v.to(wide), self.states)
@@ -107,6 +104,6 @@ class GatedDeltaNet(RecurrentAttention):
                     x.repeat_interleave(self.states // self.num_heads, 1) for x in (q_BHTD, k_BHTD)
                 )
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
-            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
+            y_BHTV = self.recur(*inputs, cache, positions, gate.dtype)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))

@@ -21,7 +21,6 @@ from gptattn.attention.recurrence import (
     Eps,
     RecurrentAttention,
     draw_decay_bias,
-    read_positions,
     scale_size,
     unit_length,
 )
@@ -81,25 +80,23 @@ class KimiDeltaAttention(RecurrentAttention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        positions = self.begin(x_BTE, cache, shared).positions
         new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
         decay, beta = self.W_decay_up(self.W_decay_down(x_BTE)), self.W_beta(x_BTE)
         gate = self.W_gate_up(self.W_gate_down(x_BTE)).sigmoid()
-        new_BTC = self.convolve(new_BTC, cache, start_BT, there)
+        new_BTC = self.convolve(new_BTC, cache, positions)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         q, k, v = new_BTC.to(wide).chunk(3, -1)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             rate_BTC = F.softplus(decay.to(wide) + self.decay_bias_C.to(wide))
             beta_BHT = beta.to(wide).sigmoid().mT
-            if there is not None:  # a missing token neither decays nor changes the state
-                rate_BTC, beta_BHT = rate_BTC * there, beta_BHT * there.mT
             a_H11 = self.a_log_H.to(wide).exp()[:, None, None]
             g_BHTD = -a_H11 * split_heads(rate_BTC, self.num_heads)
             q_BHTD = unit_length(split_heads(q, self.num_heads)) * self.head_dim**-0.5
             k_BHTD = unit_length(split_heads(k, self.num_heads))
             v_BHTV = split_heads(v, self.num_heads)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHTD, beta_BHT
-            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
+            y_BHTV = self.recur(*inputs, cache, positions, gate.dtype)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * gate)

@@ -16,7 +16,6 @@ from gptattn.attention.recurrence import (
     Chunk,
     Eps,
     RecurrentAttention,
-    read_positions,
     scale_size,
 )
 from gptattn.attention.softmax import split_heads, wide_rms_norm
@@ -78,7 +77,7 @@ class LightningAttention(RecurrentAttention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        positions = self.begin(x_BTE, cache, shared).positions
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         q_BHTD, k_BHTD, v_BHTV = (
             split_heads(F.silu(W(x_BTE)).to(wide), self.num_heads)
@@ -88,9 +87,7 @@ class LightningAttention(RecurrentAttention):
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             g = self.log_decays(wide)[None, :, None].expand(1, -1, x_BTE.shape[1])
-            if there is not None:  # a missing token neither decays nor changes the state
-                g, v_BHTV = g * there.mT, v_BHTV * there[..., None, :, :]
             inputs = q_BHTD, k_BHTD, v_BHTV, g, None
-            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
+            y_BHTV = self.recur(*inputs, cache, positions, gate.dtype)
             y_BTC = wide_rms_norm(y_BHTV.transpose(1, 2).flatten(2), self.gain_C, self.norm_eps)
         return self.out_proj(y_BTC.to(gate.dtype) * gate)

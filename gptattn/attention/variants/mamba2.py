@@ -23,7 +23,6 @@ from gptattn.attention.recurrence import (
     Eps,
     RecurrentAttention,
     draw_decay_bias,
-    read_positions,
 )
 from gptattn.attention.softmax import split_heads
 
@@ -94,23 +93,21 @@ class Mamba2(RecurrentAttention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        start_BT, there = read_positions(self.begin(x_BTE, cache, shared).positions)
+        positions = self.begin(x_BTE, cache, shared).positions
         new_BTC = torch.cat([self.W_value(x_BTE), self.W_key(x_BTE), self.W_query(x_BTE)], -1)
         gate, dt = self.W_gate(x_BTE), self.W_step(x_BTE)
-        new_BTC = self.convolve(new_BTC, cache, start_BT, there)
+        new_BTC = self.convolve(new_BTC, cache, positions)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         v, k, q = new_BTC.to(wide).split(self.channels, -1)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             dt_BTH = F.softplus(dt.to(wide) + self.step_bias_H.to(wide))
-            if there is not None:  # a missing token neither decays nor changes the state
-                dt_BTH = dt_BTH * there
             g_BHT = (-self.a_log_H.to(wide).exp() * dt_BTH).mT
             q_BGTD, k_BGTD = split_heads(q, self.groups), split_heads(k, self.groups)
             v_BTHV = v.unflatten(2, (self.heads, -1))
             write_BHTV = (dt_BTH[..., None] * v_BTHV).transpose(1, 2)
             inputs = q_BGTD, k_BGTD, write_BHTV, g_BHT, None
-            y_BHTV = self.recur(*inputs, cache, start_BT, gate.dtype)
+            y_BHTV = self.recur(*inputs, cache, positions, gate.dtype)
             y_BTHV = y_BHTV.transpose(1, 2) + self.skip_H.to(wide)[:, None] * v_BTHV
             y_BTC = y_BTHV.flatten(2) * F.silu(gate.to(wide))
             y_BTGX = y_BTC.unflatten(2, (self.groups, -1))
