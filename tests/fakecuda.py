@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from filelock import FileLock
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention.flex_attention import AuxOutput
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -260,3 +261,30 @@ def _attend(
         kernel = getattr(torch.ops.aten, MASKED)
         y = kernel(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[0]
     return y[..., :width]
+
+
+class _Flex(torch.autograd.Function):
+    """flex's kernels, as those of flash: its log-sum-exp has a gradient, which one more takes."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        of_flash = getattr(torch.ops.aten, FLASH)(q, k, v, 0.0, True, False, scale=scale)
+        y, lse, _, _, *ctx.sizes, seed, offset, _ = of_flash
+        ctx.save_for_backward(q, k, v, y, lse, seed, offset)
+        return y, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, y, lse, seed, offset = ctx.saved_tensors
+        torch.linalg.vecdot(y, grad)
+        kernel = getattr(torch.ops.aten, f"{FLASH}_backward")
+        more = None, None, *ctx.sizes, 0.0, True, seed, offset
+        return *kernel(grad, *inputs, y, lse, *more), None
+
+
+def attend_by_flex(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, **rest: Any
+) -> tuple[Tensor, AuxOutput]:
+    """Attention as the compiled `flex_attention` computes it, whatever its rule: fused."""
+    y, lse = _Flex.apply(q, k, v, scale)
+    return y, AuxOutput(lse=lse)
