@@ -161,7 +161,7 @@ MENU = [
     *(f"recipe={name}" for name in menu("recipe")),
 ]
 OF_FLA = [f"attn={n}" for n in menu("attn") if issubclass(class_of("attn", n), RecurrentAttention)]
-QUICK = ["attn=mha", "attn=cross_layer", "part=value_residual", "attn=dsa"]
+QUICK = ["attn=cross_layer", "attn=dsa"]
 
 
 @pytest.fixture

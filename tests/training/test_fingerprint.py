@@ -72,10 +72,8 @@ def test_a_fingerprint_shows_a_small_change_of_the_mathematics(entry, change):
 @pytest.mark.parametrize(
     "unseen",
     [
-        "trainer.precision=bf16-mixed",
-        "batch_size=8 model.d_model=64 match=flops",
-        # Its first 8,192 tokens have a temperature of 1.
-        "part=[temperature]",
+        # The part's first 8,192 tokens have a temperature of 1.
+        "trainer.precision=bf16-mixed batch_size=8 model.d_model=64 match=flops part=[temperature]",
         pytest.param("compile=true loss_chunk_tokens=7", marks=pytest.mark.slow),
     ],
 )

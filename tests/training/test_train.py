@@ -42,8 +42,7 @@ def test_a_row_holds_the_mean_loss_of_its_steps(runs, tmp_path):
     ("budget", "steps"),
     [
         ("budget.steps=null budget.tokens=65", 2),
-        ("budget.steps=3 accumulate=2", 3),
-        ("budget.steps=7 validation.count=5", 7),
+        ("budget.steps=7 validation.count=5 accumulate=2", 7),
     ],
 )
 def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(budget, steps, tmp_path):
