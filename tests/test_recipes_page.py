@@ -20,6 +20,7 @@ def test_the_page_has_each_recipe_with_its_release_oldest_first():
 
 
 @pytest.mark.slow
+@pytest.mark.page
 @pytest.mark.parametrize("name", menu("recipe"))
 def test_what_the_page_counts_is_so_today(name):
     assert f"\n{recipes_page.row(name)} " in TEXT
