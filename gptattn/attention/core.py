@@ -217,7 +217,7 @@ def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: Bl
         q_BHTD, k_BGSD, v_BGSD = (x.to(dtype) for x in (q_BHTD, k_BGSD, v_BGSD))
     # Compiled with its block or, as eager code would hold all scores, alone.
     alone = not torch.compiler.is_compiling()
-    attention: Callable[..., Any] = _compile_flex() if alone else flex_attention
+    attention = compile_alone(flex_attention, dynamic=False) if alone else flex_attention
     with torch.compiler.set_stance("default") if alone else nullcontext():
         y_BHTD, more = attention(
             q_BHTD,
@@ -237,8 +237,9 @@ def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: Bl
 
 
 @cache
-def _compile_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
+def compile_alone(function: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    """Return the function compiled by itself, in whatever it is called."""
+    return torch.compile(function, dynamic=dynamic)
 
 
 def _score_mod(rule: Rule, q_BHTD: Tensor) -> Callable[..., Tensor] | None:
@@ -277,14 +278,8 @@ def make_block_mask(T: int, reach: Reach, positions: Positions, device: torch.de
         near = near if window is None else near & (s > t - window)
         return near if chunk is None else near & ((t - start) // chunk == (s - start) // chunk)
 
-    make: Callable[..., BlockMask] = create_block_mask
-    if device.type == "cuda" and not torch.compiler.is_compiling():
-        make = _compile_mask()
+    alone = device.type == "cuda" and not torch.compiler.is_compiling()
+    make = compile_alone(create_block_mask) if alone else create_block_mask
     rows = None if start_BT is None else len(start_BT)
     with torch.inference_mode(False):  # a validation's serves in training, too
         return make(seen, rows, None, T, T, device=device)
-
-
-@cache
-def _compile_mask() -> Callable[..., BlockMask]:
-    return torch.compile(create_block_mask)  # it never builds a T x T mask

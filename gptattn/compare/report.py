@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
 from gptattn.compare.board import describe_board, write_board
-from gptattn.compare.comparison import COSTS, Comparison, Section
+from gptattn.compare.comparison import COSTS, Comparison
 from gptattn.compare.curves import Curves, read_all_curves
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import one_line
@@ -66,10 +66,11 @@ def write_report(
             "table": section_table(section),
             "forest": [plot for plot in own if "forest" in plot.name],
             "plots": [plot for plot in own if "forest" not in plot.name],
-            "settings": _shared_settings(section),
+            "settings": sorted(set.intersection(*({*run.settings.items()} for run in runs))),
             "evaluations": evaluation_tables(section),
         }
         for section, own in zip(comparison.sections, of_sections, strict=True)
+        for runs in [[run for row in section.rows for run in row.runs]]
     ]
     page = fill_template(
         "gptattn.compare",
@@ -96,11 +97,6 @@ def write_report(
             file.unlink()
     write_board(comparison, curves, plots, out)
     return out / "comparison.html"
-
-
-def _shared_settings(section: Section) -> list[tuple[str, str]]:
-    runs = [run for row in section.rows for run in row.runs]
-    return sorted(set.intersection(*({*run.settings.items()} for run in runs)))
 
 
 def write_track(track: Track, out: Path) -> Path:

@@ -66,7 +66,8 @@ class Table:
         """Print it and its words; DISPENSABLE columns that do not fit are left out, and named."""
         columns = list(zip(*self.cells, strict=True))
         for heading in DISPENSABLE:
-            if _total_width(columns) <= console.width:
+            first, *others = (max(map(len, column)) + 1 for column in columns)
+            if min(first, NAME_WIDTH + 1) + sum(others) + 1 <= console.width:  # the first may wrap
                 break
             columns = [column for column in columns if column[0] != heading]
         shown = rich.table.Table(
@@ -103,12 +104,6 @@ class Table:
         """Return the cells as CSV."""
         heading, *body = self.cells
         return DataFrame(body, columns=[*heading]).to_csv(index=False, lineterminator="\n")
-
-
-def _total_width(columns: Sequence[Sequence[str]]) -> int:
-    """Return the width of a terminal table with these columns; the first one may wrap."""
-    first, *others = (max(map(len, column)) + 1 for column in columns)
-    return min(first, NAME_WIDTH + 1) + sum(others) + 1
 
 
 def _escape(cell: str) -> str:

@@ -52,9 +52,11 @@ def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
     if cfg.compile:
         _dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on without compiling
         _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
-        # fla's kernels cut the block alone, and not each of the functions that lead to them.
-        # With torch 2.11 the functions after such a cut miss names of their modules.
-        if torch.__version__ >= "2.13" and any(k.attn.get("backend") == "fla" for k in cfg.kinds()):
-            _dynamo.config.nested_graph_breaks = True
-        for block in model.layers():
-            block.compile(dynamic=False)
+        # fla's kernels cut a block: in two, and not in each of the functions that lead to them.
+        # With torch 2.11 such a block has other gradients than without, so it runs eagerly.
+        names = [getattr(block.attention, "backend", "") for block in model.layers()]
+        cuts_well = torch.__version__ >= "2.13"
+        _dynamo.config.nested_graph_breaks = cuts_well and "fla" in names
+        for block, name in zip(model.layers(), names, strict=True):
+            if cuts_well or name != "fla":
+                block.compile(dynamic=False)

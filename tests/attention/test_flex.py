@@ -45,7 +45,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(core, "GPUS", ("cpu",))
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *tensors: None)
     alone = torch.compile(torch_flex.flex_attention, backend="eager", dynamic=False)
-    monkeypatch.setattr(core, "_compile_flex", lambda: alone)
+    monkeypatch.setattr(core, "compile_alone", lambda *_, **options: alone)
     torch._dynamo.reset()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         yield
