@@ -122,8 +122,8 @@ def resolve_backends(
     """
     sizes = cfg.match_attn or {}
     if sizes.get("backend") == "auto":  # it is counted, and never runs
-        plain = find_target("match_to", sizes, cfg.allow_targets).plain_backend
-        cfg = replace(cfg, match_attn=sizes | {"backend": plain})
+        target = find_target("match_to", sizes, cfg.allow_targets)
+        cfg = replace(cfg, match_attn=sizes | {"backend": getattr(target, "plain_backend", "")})
     if cfg.sweep.backends is not None:
         named = {kind.field: one for kind, one in zip(cfg.kinds(), cfg.sweep.backends, strict=True)}
         named = {field: name for field, name in named.items() if name != "None"}
