@@ -22,7 +22,8 @@ class RunData(ABC):
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
     val_limit: int | None = None  # of tokens to score, where it left some out
-    scored: float = 1.0  # share of the targets that are scored; the others are IGNORED
+    scored: float = 1.0  # share of the training's targets that are scored; the others are IGNORED
+    slices: tuple[str, ...] = ()  # kinds of questions; a validation's batch ends with their labels
 
     @abstractmethod
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:

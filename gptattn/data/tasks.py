@@ -1,18 +1,19 @@
 """Synthetic tasks in `conf/data`, which tell attention mechanisms apart sharply and cheaply.
 
-A task draws rows of ids, and the targets of the few scored positions; the others are IGNORED. Which
+A task draws rows of ids, and the targets of the scored positions; the others are IGNORED. Which
 rows a batch holds is a pure function of (seed, step), as with text.
 """
 
 import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from msgspec import Meta
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, Batches, draws
@@ -22,7 +23,7 @@ from gptattn.model.loss import IGNORED
 
 Ids = NDArray[np.int64]
 Count = Annotated[int, Meta(ge=1)]
-Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
+Rows = tuple[Ids, ...]  # ids, targets and, of a task with slices, labels: [rows, T] each
 VALIDATION = 2**32  # the seed of the validation's rows, one above the largest of a run
 PROBED_ROWS = 1000  # drawn to check whether most rows are held out
 
@@ -33,6 +34,8 @@ class Task(Source):
 
     Raises ValueError for values that allow no rows of any length.
     """
+
+    special: ClassVar[int] = 0  # ids that are no answers; all others are equally likely
 
     vocab_size: Count
     val_rows: Count = 1000
@@ -46,19 +49,35 @@ class Task(Source):
     def least(self) -> tuple[int, int]:
         """Return the smallest vocabulary with several answers, and the shortest row."""
 
+    def chance(self) -> float:
+        """Return the accuracy of a constant guess."""
+        return 1 / (self.vocab_size - self.special)
+
+    def slices(self) -> tuple[str, ...]:
+        """Return the names of the kinds of questions, if `draw` labels these by number."""
+        return ()
+
     @abstractmethod
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows of `length` ids, with their targets: each row has equally many scored."""
+        """Draw rows of `length` ids, one target or more in each, and labels if there are slices."""
 
-    def load(self, request: Request) -> "TaskData":
-        length, tokenizer = request.context_length, request.tokenizer
+    def draw_held_out(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        """Draw rows for a validation."""
+        return self.draw(generator, rows, length)
+
+    def check_length(self, field: str, length: int) -> None:
+        """Raise ConfigError, naming the field, if no row is so short."""
         _, least = self.least()
         if length < least:
             raise ConfigError(
-                "model.context_length",
-                f"{length} is too short for {request.data_name}, whose rows have {least} ids or "
+                field,
+                f"{length} is too short for {type(self).__name__}, whose rows have {least} ids or "
                 "more; give a longer one, or an easier task",
             )
+
+    def load(self, request: Request) -> "TaskData":
+        length, tokenizer = request.context_length, request.tokenizer
+        self.check_length("model.context_length", length)
         if not isinstance(tokenizer, TaskIds):
             raise ConfigError(
                 "tokenizer",
@@ -80,19 +99,44 @@ class Recall(Task):
 
     Keys are from the lower half of the vocabulary, values from the upper, none twice in a row. The
     distance from the pairs to a key's question follows a power law: most are near, some far.
+    With several numbers of `pairs`, each row draws one, which labels its questions.
+    Chance: 1 / values, and 1 / pairs for a guess among the row's values.
     Source: Arora et al. 2023 (Zoology), arXiv:2312.04927, appendix E.1.
     """
 
     vocab_size: Count = 8192
-    pairs: Count = 4
+    pairs: Count | Annotated[tuple[Count, ...], Meta(min_length=1)] = 4
     power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
     blanks: bool = False
 
+    def numbers(self) -> list[int]:
+        """Return the numbers of pairs, from low to high."""
+        return sorted({self.pairs} if isinstance(self.pairs, int) else {*self.pairs})
+
     def least(self) -> tuple[int, int]:
-        return 2 * self.pairs + 2, 4 * self.pairs  # a key and a value each, id 0, and one more
+        most = self.numbers()[-1]
+        return 2 * most + 2, 4 * most  # a key and a value each, id 0, and one more
+
+    def chance(self) -> float:
+        return 1 / (self.vocab_size - self.vocab_size // 2)
+
+    def slices(self) -> tuple[str, ...]:
+        numbers = self.numbers()
+        return tuple(f"pairs_{number}" for number in numbers) if len(numbers) > 1 else ()
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        half, pairs = self.vocab_size // 2, self.pairs
+        numbers = self.numbers()
+        if len(numbers) == 1:
+            return self._draw(generator, rows, length, numbers[0])
+        drawn = generator.integers(len(numbers), size=rows)
+        ids, targets = np.empty((2, rows, length), np.int64)
+        for label, pairs in enumerate(numbers):
+            where = np.flatnonzero(drawn == label)
+            ids[where], targets[where] = self._draw(generator, len(where), length, pairs)
+        return ids, targets, np.repeat(drawn[:, None], length, axis=1)
+
+    def _draw(self, generator: np.random.Generator, rows: int, length: int, pairs: int) -> Rows:
+        half = self.vocab_size // 2
         keys = draw_different(generator, rows, half - 1, pairs) + 1
         values = draw_different(generator, rows, self.vocab_size - half, pairs) + half
         if self.blanks:
@@ -110,6 +154,47 @@ class Recall(Task):
 
 
 @dataclass(frozen=True)
+class NoisyRecall(Task):
+    """Pairs of key and value among pairs of noise; a key that was seen before asks for its value.
+
+    With keys A and B, and `.` for noise:
+
+        A 3 . . B 1 A 3 . . . . B 1
+                    3           1
+
+    A row gives each key one value; its last key was seen before. Chance: 1 / values. Source:
+    Poli et al. 2024 (MAD), arXiv:2403.17844, which trains on every next id.
+    """
+
+    vocab_size: Count = 32  # as many keys as values, then the noise
+    noise_vocab_size: Count = 16
+    noise: Annotated[float, Meta(ge=0, lt=1)] = 0.2  # share of the pairs
+
+    def least(self) -> tuple[int, int]:
+        return self.noise_vocab_size + 3, 3  # a key and two values; a pair, and its key again
+
+    def chance(self) -> float:
+        return 1 / ((self.vocab_size - self.noise_vocab_size + 1) // 2)
+
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        slots, end = (length + 1) // 2, self.vocab_size - self.noise_vocab_size
+        ids = generator.integers(end, self.vocab_size, size=(rows, slots, 2))
+        values = generator.integers(end // 2, end, size=(rows, end // 2))
+        key = generator.integers(end // 2, size=(rows, slots))
+        told = generator.random((rows, slots)) >= self.noise
+        every, known = np.arange(rows), generator.integers(slots - 1, size=rows)
+        key[:, -1] = key[every, known]
+        told[every, known] = told[:, -1] = True
+        pairs = np.stack([key, np.take_along_axis(values, key, axis=1)], axis=2)
+        ids[told] = pairs[told]
+        same = ids[:, :, None, 0] == ids[:, None, :, 0]
+        asked = told & (same & np.tri(slots, k=-1, dtype=bool)).any(axis=2)
+        targets = np.full_like(ids, IGNORED)
+        targets[asked, 0] = pairs[asked, 1]
+        return ids.reshape(rows, -1)[:, :length], targets.reshape(rows, -1)[:, :length]
+
+
+@dataclass(frozen=True)
 class Copy(Task):
     """Copying: random ids, a separator, and the same ids again, all scored.
 
@@ -117,9 +202,10 @@ class Copy(Task):
               A B C .
 
     The row is cut before the last id, so that half of the positions are scored.
-    Source: Jelassi et al. 2024, arXiv:2402.01032, sec. 2.
+    Chance: 1 / (vocab_size - 1). Source: Jelassi et al. 2024, arXiv:2402.01032, sec. 2.
     """
 
+    special: ClassVar[int] = 1  # separator
     vocab_size: Count = 64
 
     def least(self) -> tuple[int, int]:
@@ -144,10 +230,11 @@ class Induction(Task):
         . . | D . . . . |
                         D
 
-    Source: Olsson et al. 2022, arXiv:2209.11895; the form is that of Fu et al. 2023 (H3),
-    arXiv:2212.14052, sec. 3.1.
+    Chance: 1 / (vocab_size - 1). Source: Olsson et al. 2022, arXiv:2209.11895; the form is that of
+    Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
     """
 
+    special: ClassVar[int] = 1  # marker
     vocab_size: Count = 64
 
     def least(self) -> tuple[int, int]:
@@ -170,9 +257,11 @@ class SelectiveCopy(Task):
         . A . . B C . | | |
                       A B C
 
-    Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 3.1 and appendix E.1.
+    Chance: 1 / (vocab_size - 2). Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 3.1 and
+    appendix E.1.
     """
 
+    special: ClassVar[int] = 2  # blank and mark
     vocab_size: Count = 18
     tokens: Count = 16  # to be given back
 
@@ -233,22 +322,23 @@ class TaskData(RunData):
     val_bytes = None
 
     def __init__(self, task: Task, length: int, tokenizer: Tokenizer) -> None:
-        self.task, self.tokenizer = task, tokenizer
-        self.val = task_rows(task, VALIDATION, 0, task.val_rows, length)
-        self.scored = float((self.val[1] != IGNORED).mean())
+        self.task, self.length, self.tokenizer = task, length, tokenizer
+        self.slices = task.slices()
+        self.val = task.draw_held_out(draws(VALIDATION, 0), task.val_rows, length)
         digest = hashlib.sha256(repr(task).encode())
         for part in self.val:
             digest.update(part.astype("<i8").tobytes())
         self.text_hash = digest.hexdigest()
         self.held_out = {row.tobytes() for row in self.val[0]}
-        ids, _ = task_rows(task, VALIDATION, 1, PROBED_ROWS, length)
+        ids, targets, *_ = task_rows(task, VALIDATION, 1, PROBED_ROWS, length)
+        self.scored = float((targets != IGNORED).mean())
         known = len(self._held_out_rows(ids))
         if known > PROBED_ROWS // 2:
             raise ConfigError(
                 "data.val_rows",
                 f"{known} of {PROBED_ROWS} random rows are among those held out, since there are "
-                f"so few of {length} ids; give a longer context, a larger data.vocab_size, or "
-                "fewer val_rows",
+                f"so few of {length} ids; give a longer context, fewer val_rows, or a task with "
+                "more ids",
             )
 
     def _held_out_rows(self, ids: Ids) -> list[int]:
@@ -256,18 +346,28 @@ class TaskData(RunData):
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         generator = draws(seed, step)
-        ids, targets = self.task.draw(generator, batch_size, context_length)
+        ids, targets, *_ = self.task.draw(generator, batch_size, context_length)
         while known := self._held_out_rows(ids):
-            ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
+            ids[known], targets[known], *_ = self.task.draw(generator, len(known), context_length)
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def validation(self, batch_size: int, context_length: int) -> Batches:
-        parts = (torch.from_numpy(part).split(batch_size) for part in self.val)
+        rows = self.val
+        if context_length != self.length:
+            self.task.check_length("validation.lengths", context_length)
+            generator = draws(VALIDATION, context_length)
+            rows = self.task.draw_held_out(generator, self.task.val_rows, context_length)
+        parts = (torch.from_numpy(part).split(batch_size) for part in rows)
         return Batches([*zip(*parts, strict=True)])
+
+    def opening(self, context_length: int, tokens: int) -> tuple[Tensor, None]:
+        rows = max(1, tokens // context_length)
+        return torch.from_numpy(self.val[0][:rows]), None
 
     def facts(self) -> dict[str, Any]:
         return {
             "task": type(self.task).__name__,
             "val_rows": self.task.val_rows,
             "val_tokens": int((self.val[1] != IGNORED).sum()),
+            "chance": self.task.chance(),
         }

@@ -1,5 +1,7 @@
 """Synthetic tasks: each row can be solved by hand from what it holds, and only so."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from loading import request
@@ -10,6 +12,7 @@ from gptattn.data.tasks import (
     IGNORED,
     Copy,
     Induction,
+    NoisyRecall,
     Recall,
     SelectiveCopy,
     Task,
@@ -18,14 +21,20 @@ from gptattn.data.tasks import (
     task_rows,
 )
 from gptattn.data.tokenizer import TaskIds
+from gptattn.data.tracking import Permutations
 
-TASKS = [Recall(64, pairs=5), Copy(), Induction(), SelectiveCopy(tokens=6)]
+SWAPS = Permutations(group="s5", generators="transpositions")
+TASKS = [
+    *(Recall(64, pairs=5), Copy(), Induction(), SelectiveCopy(tokens=6)),
+    *(Permutations(group="s2"), Permutations(), Permutations(group="s5"), SWAPS),
+    *(Recall(64, pairs=(3, 11)), NoisyRecall(21, noise_vocab_size=8)),
+]
 
 
 def answers(task: Task, ids: list[int]) -> list[int]:
     """Solve one row in plain Python: the targets, from the ids alone."""
     found = [IGNORED] * len(ids)
-    if isinstance(task, Recall):
+    if isinstance(task, Recall) and isinstance(task.pairs, int):
         told = dict(zip(ids[0 : 2 * task.pairs : 2], ids[1 : 2 * task.pairs : 2], strict=True))
         for place in range(2 * task.pairs, len(ids), 2):
             found[place] = told.get(ids[place], IGNORED)
@@ -36,13 +45,23 @@ def answers(task: Task, ids: list[int]) -> list[int]:
         found[-1] = ids[ids.index(0) + 1]
     elif isinstance(task, SelectiveCopy):
         found[ids.index(1) :] = [i for i in ids if i > 1]
+    elif isinstance(task, Permutations):
+        elements = sorted(permutations(range(int(task.group[1]))))
+        where = elements[0]  # each point is by now
+        for place, element in enumerate(ids):
+            where = tuple(elements[element][point] for point in where)
+            found[place] = elements.index(where)
+    else:  # what followed the key first, at a place of keys
+        for place in range(0, len(ids), 2):
+            found[place] = [*ids, IGNORED][2 * ids[::2].index(ids[place]) + 1]
     return found
 
 
 @pytest.mark.parametrize("length", [47, 48])
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+@pytest.mark.parametrize("task", TASKS, ids=repr)
 def test_every_row_is_solved_by_the_rule_of_its_task(task, length):
-    ids, targets = task_rows(task, 1, 7, 200, length)
+    drawn = task_rows(task, 1, 7, 200, length)
+    ids, targets, *_ = drawn
     assert ids.shape == targets.shape == (200, length)
     assert 0 <= ids.min() <= ids.max() < task.vocab_size
     for row, expected in zip(ids.tolist(), targets.tolist(), strict=True):
@@ -52,9 +71,73 @@ def test_every_row_is_solved_by_the_rule_of_its_task(task, length):
         # A filler of `Recall` may be a key by chance; it is not scored.
         assert [solved[i] for i in scored] == [expected[i] for i in scored]
     # They are a function of seed and step.
-    assert np.array_equal(task_rows(task, 1, 7, 200, length), [ids, targets])
+    assert np.array_equal(task_rows(task, 1, 7, 200, length), drawn)
     for seed, step in ((1, 8), (2, 7)):
         assert not np.array_equal(task_rows(task, seed, step, 200, length)[0], ids)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=repr)
+def test_a_constant_guess_is_right_at_the_stated_chance(task):
+    draws = [task.draw_held_out(np.random.default_rng(seed), 4_000, 48) for seed in (1, 2)]
+    (_, seen, *_), (_, targets, *labels) = draws
+    guess = np.bincount(seen[seen != IGNORED]).argmax()
+    for label in range(max(1, len(task.slices()))):
+        of_slice = targets != IGNORED
+        if labels:
+            of_slice &= labels[0] == label
+        right = (targets[of_slice] == guess).mean()
+        spread = (task.chance() / len(targets)) ** 0.5  # of rows, if all answers in one are equal
+        assert abs(right - task.chance()) < 4 * spread
+
+
+def test_states_are_scored_at_each_id_in_training_and_held_out_at_the_last():
+    data = TaskData(Permutations(group="s2"), 24, TaskIds())
+    ids, targets = data.training_batch(1, 0, 8, 24)
+    assert (targets == ids.cumsum(1) % 2).all()
+    assert data.scored == 1.0
+    for length in (24, 48):
+        ((ids, targets),) = data.validation(1000, length)
+        assert ids.shape == (1000, length)
+        assert (targets[:, :-1] == IGNORED).all()
+        assert (targets[:, -1] == ids.sum(1) % 2).all()
+    assert data.facts()["val_tokens"] == 1000
+
+
+def test_rows_of_permutations_are_those_worked_by_hand():
+    # 021, 102, 120 (which takes 0 to 1, 1 to 2 and 2 to 0), and 021 again.
+    assert answers(Permutations(), [1, 2, 3, 1]) == [1, 3, 4, 2]  # 021, 120, 201, 102
+    ids, _ = task_rows(SWAPS, 1, 0, 500, 20)
+    elements = sorted(permutations(range(5)))
+    moved = {i: sum(a != b for a, b in enumerate(elements[i])) for i in set(ids.flatten().tolist())}
+    assert sorted(moved.values()) == [0] + [2] * 10
+
+
+def test_rows_of_mixed_recall_have_the_pairs_of_their_label():
+    task = Recall(64, pairs=(3, 11))
+    assert task.slices() == ("pairs_3", "pairs_11")
+    _, targets, labels = task_rows(task, 1, 0, 400, 48)
+    assert (labels == labels[:, :1]).all()
+    assert 140 < labels[:, 0].sum() < 260
+    assert ((targets != IGNORED).sum(1) == np.array([3, 11])[labels[:, 0]]).all()
+    data = TaskData(task, 48, TaskIds())
+    assert data.slices == task.slices()
+    assert all(len(batch) == 3 for batch in data.validation(64, 48))
+    assert len(data.training_batch(1, 0, 8, 48)) == 2
+    assert data.scored == pytest.approx(7 / 48, abs=0.01)
+    assert data.opening(48, 96)[1] is None
+
+
+def test_a_key_among_noise_asks_once_it_was_seen():
+    task = NoisyRecall(21, noise_vocab_size=8, noise=0.5)  # six keys, seven values
+    ids, targets = task_rows(task, 1, 0, 300, 30)
+    assert 0.4 < (ids[:, :-2:2] >= 13).mean() < 0.5  # one pair at least is none
+    assert ((ids[:, ::2] >= 13) == (ids[:, 1::2] >= 13)).all()
+    for row, wanted in zip(ids.tolist(), targets.tolist(), strict=True):
+        seen = [row[place] < 6 and row[place] in row[:place:2] for place in range(0, 30, 2)]
+        assert [target != IGNORED for target in wanted] == [
+            asked for again in seen for asked in (again, False)
+        ]
+        assert seen[-1]
 
 
 def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs():
@@ -94,12 +177,17 @@ def test_numbers_without_weights_are_drawn_evenly_in_every_order(count):
 
 @pytest.mark.parametrize(
     ("task", "least"),
-    [(Recall(pairs=9), 36), (Induction(val_rows=9), 3), (SelectiveCopy(tokens=17), 34)],
+    [
+        *((Recall(pairs=9), 36), (Induction(val_rows=9), 3), (SelectiveCopy(tokens=17), 34)),
+        *((Recall(pairs=(32, 4)), 128), (NoisyRecall(val_rows=9), 3)),
+    ],
 )
 def test_a_context_too_short_for_a_row_is_refused(task, least, tmp_path):
     task.load(request(tmp_path, TaskIds(), context_length=least))
     with refuses(f"model.context_length: {least} ids"):
         task.load(request(tmp_path, TaskIds(), context_length=least - 1))
+    with refuses(f"validation.lengths: {least} ids"):
+        TaskData(task, least, TaskIds()).validation(9, least - 1)
 
 
 def test_too_few_ids_for_a_row_of_several_answers_are_refused():
@@ -107,6 +195,10 @@ def test_too_few_ids_for_a_row_of_several_answers_are_refused():
         Recall(16, pairs=8)
     with pytest.raises(ValueError, match=r"^vocab_size=3.* 4"):
         SelectiveCopy(3)
+    with pytest.raises(ValueError, match=r"^vocab_size=65.* 66"):
+        Recall(65, pairs=(4, 32))
+    with pytest.raises(ValueError, match=r"^vocab_size=18.* 19"):
+        NoisyRecall(18)
     assert Recall(power=0) == Recall(power=0.0)  # what Hydra makes of data.power=0
 
 
