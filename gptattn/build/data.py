@@ -1,6 +1,7 @@
 """Builds the tokenizer and the data of a run from its settings."""
 
 from gptattn.data.run_data import Request, RunData, Source
+from gptattn.data.tasks import TaskData
 from gptattn.data.text import PlainText, cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer, encode_prompt
 from gptattn.errors import ConfigError
@@ -28,6 +29,14 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     data = build_source(cfg).load(request)
     if cfg.budget.accuracy is not None and data.val_bytes is not None:
         raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
+    shortest = min(cfg.validation.lengths, default=None)
+    if shortest is not None and data.val_bytes is not None:
+        raise ConfigError(
+            "validation.lengths",
+            "works only with a task; train without, then use gptattn-evaluate run=... lengths=...",
+        )
+    if shortest is not None and isinstance(data, TaskData):
+        data.task.check_length("validation.lengths", shortest)
     if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
         raise ConfigError(
             "sample.tokens", f"{request.data_name} has no text that could go on; give 0"

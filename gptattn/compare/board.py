@@ -23,6 +23,7 @@ from gptattn.runs.metrics import (
     SPEED,
     TRAIN_LOSS,
     TRAINING_SPEED,
+    list_slices,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +142,8 @@ def _write_columns(comparison: Comparison) -> None:
     names = [name for name in known[0] if name in FIRST_COLUMNS or count(name) > 1]
     if count("attn", "attn_settings") == count("attn"):
         names = [name for name in names if name != "attn_settings"]
-    metrics = [m for m in (ACCURACY, LOSS, *SPEEDS) if any(m in r.metrics for r in runs.values())]
+    found = {metric for run in runs.values() for metric in run.metrics}
+    metrics = [m for m in (ACCURACY, *list_slices(found), LOSS, *SPEEDS) if m in found]
     columns = declare_columns(names, metrics)
     found = {file.parent for each in comparison.folders for file in Path(each).rglob(EVENTS)}
     for folder in {*runs, *(place for place in found if RunFolder(place).begun)}:

@@ -27,6 +27,7 @@ from gptattn.runs.metrics import (
     PARAMS,
     REPORTED,
     TRAINING_MS,
+    list_slices,
 )
 from gptattn.runs.overrides import read_typed
 from gptattn.settings.values import suggest
@@ -54,6 +55,11 @@ class Row:
     def n(self) -> int:
         """Number of runs, one per seed."""
         return len(self.runs)
+
+    @property
+    def context_length(self) -> int:
+        """The trained length of rows, in tokens."""
+        return int(self.runs[0].settings["model.context_length"])
 
     @property
     def loss(self) -> float:
@@ -245,7 +251,8 @@ def make_section(
     There the correction is over all pairs of variants, since the leader is picked after seeing the
     losses; its pair with the baseline is not tested again.
     """
-    asked = [*REPORTED, *(metric for metric in more_metrics if metric not in REPORTED)]
+    slices = list_slices(m for runs in groups.values() for run in runs for m in run.metrics)
+    asked = dict.fromkeys([*REPORTED, *slices, *more_metrics])
     metrics = dict[str, dict[str, Estimate]]()
     for name, runs in groups.items():
         # Over all seeds, with `sweep.until` too: only differences decided how many there are.

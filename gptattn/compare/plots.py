@@ -30,6 +30,7 @@ from gptattn.compare.curves import (
     Curves,
     Floats,
     PositionLoss,
+    accuracies_by_length,
     average_rows,
     cache_costs,
     choose_curves,
@@ -153,6 +154,9 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
     for length in sorted({one.length for one in losses if one.length in (one.trained, longest)}):
         shown = [one for one in losses if one.length == length]
         plots.append(_position_plot(shown, looks, f"{prefix}loss_position"))
+    if bands := accuracies_by_length(section):
+        trained = section.rows[0].context_length
+        plots.append(_length_plot(bands, trained, looks, f"{prefix}accuracy_length"))
     if costs := cache_costs(section):
         plots.append(_cache_plot(costs, looks, f"{prefix}loss_cache"))
     return plots
@@ -337,10 +341,28 @@ def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], na
     )
     if length > trained:
         name += "_beyond"
-        axes.axvline(trained, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), alpha=0.7)
-        caption += f" The dashed line marks the trained length, {trained:,} tokens."
+        caption += _mark_trained(axes, trained)
     title = f"Loss by position, in windows of {length:,} tokens"
     return _render(axes, name, title, caption + _left_out(bands))
+
+
+def _length_plot(
+    bands: Mapping[str, Band], trained: int, looks: Mapping[str, Look], name: str
+) -> Plot:
+    """Plot each row's accuracy by the length of a task's rows."""
+    lengths = sorted({x for band in bands.values() for x in band.x})
+    axes = _band_axes(bands, looks, 0, "tokens in a row", "accuracy")
+    _scale_x(axes, lengths, base=2)
+    axes.set_xticks(lengths)
+    axes.set_ylim(-0.03, 1.03)
+    caption = f"Mean accuracy on held-out rows of each length.{_mark_trained(axes, trained)}"
+    return _render(axes, name, "Accuracy by length", caption + _left_out(bands))
+
+
+def _mark_trained(axes: Any, trained: int) -> str:
+    """Draw a line at the trained length; return its sentence in the caption."""
+    axes.axvline(trained, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), alpha=0.7)
+    return f" The dashed line marks the trained length, {trained:,} tokens."
 
 
 def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str) -> Plot:

@@ -26,7 +26,9 @@ from gptattn.runs.metrics import (
     MEASURED,
     OF_DATA,
     REPORTED,
+    SLICE,
     SPEED_RATIO,
+    list_slices,
 )
 
 # Heading, metric and the format of its mean, of those beside the loss.
@@ -61,11 +63,12 @@ class Table:
     caption: str = ""
     words: Sequence[str] = ()
     notes: Sequence[str] = ()
+    dispensable: Sequence[str] = ()  # columns of its own, to drop after DISPENSABLE, the last first
 
     def print(self, console: Console) -> None:
         """Print it and its words; DISPENSABLE columns that do not fit are left out, and named."""
         columns = list(zip(*self.cells, strict=True))
-        for heading in DISPENSABLE:
+        for heading in (*DISPENSABLE, *reversed(self.dispensable)):
             first, *others = (max(map(len, column)) + 1 for column in columns)
             if min(first, NAME_WIDTH + 1) + sum(others) + 1 <= console.width:  # the first may wrap
                 break
@@ -120,7 +123,10 @@ def report_rows(section: Section) -> list[list[str]]:
     rates = rates_differ([row.runs[0] for row in section.rows])
     known = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
     columns = [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
-    columns += [(metric, metric, "{:.4g}".format) for metric in known if metric not in REPORTED]
+    slices = list_slices(known)
+    columns[1:1] = [(_slice_heading(one), one, "{:.4f}".format) for one in slices]
+    others = (metric for metric in known if metric not in {*REPORTED, *slices})
+    columns += [(metric, metric, "{:.4g}".format) for metric in others]
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
     headings = ["variant", "n", *["lr"] * rates, "val loss", versus, "95% interval", "p"]
@@ -131,6 +137,12 @@ def report_rows(section: Section) -> list[list[str]]:
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
         cells.append([row.name, str(row.n), *lr, *loss, *means])
     return cells
+
+
+def _slice_heading(metric: str) -> str:
+    """Return the heading of a slice's accuracy: `at 80` for a length of rows, or `pairs_4`."""
+    name = metric.removeprefix(SLICE)
+    return f"at {name}" if name.isdecimal() else name
 
 
 def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:
@@ -171,9 +183,12 @@ def section_table(section: Section, title: str = "") -> Table:
         "means over seeds; val loss ± half of its 95% confidence interval; "
         f"vs {section.baseline}: paired difference by seed{corrected}"
     )
-    notes = [*verdicts.match_words(section), *verdicts.seed_notes(section), *section.notes]
-    cells = report_rows(section)
-    return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
+    notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
+    notes += [*verdicts.length_notes(section), *section.notes]
+    cells, words = report_rows(section), verdicts.section_words(section)
+    slices = list_slices(metric for row in section.rows for metric in row.metrics)
+    own = [_slice_heading(metric) for metric in slices]
+    return Table(section.title or title, cells, caption, words, notes, own)
 
 
 def evaluation_tables(section: Section) -> list[Table]:

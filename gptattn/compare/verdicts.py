@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.differences import listed
 from gptattn.compare.statistics import ALPHA, RESOLUTION, stein_seeds
-from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SPEED_RATIO
+from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SLICE, SPEED_RATIO
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
 MIN_FOR_BEST = 3  # seeds per row needed to name a best row
@@ -45,6 +45,18 @@ def headline(comparison: Comparison) -> str:
     text += f"{seed_words(row.n for row in rows)} each"
     sections = len(comparison.sections)
     return text + f", in {sections} sections" * (sections > 1)
+
+
+def length_notes(section: Section) -> list[str]:
+    """Return a line for the rows that were not asked at all of the lengths in their settings."""
+    unasked: dict[str, list[str]] = {}
+    for row in section.rows:
+        settings = row.runs[0].settings
+        lengths = [own for key, own in settings.items() if key.startswith("validation.lengths[")]
+        left_out = ", ".join(n for n in lengths if f"{SLICE}{n}" not in row.metrics)
+        unasked.setdefault(left_out, []).append(row.name)
+    why = "their weights are bound to the trained length"
+    return [f"not asked at {n}: {', '.join(own)}; {why}" for n, own in unasked.items() if n]
 
 
 def section_words(section: Section) -> list[str]:

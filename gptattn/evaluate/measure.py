@@ -8,10 +8,10 @@ import json
 
 import msgspec
 
+from gptattn.build.longer import build_longer, check_length
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.caches import CacheKind, check_kind
-from gptattn.evaluate.longer import build_longer, check_length
 from gptattn.evaluate.losses import measure_by_cache, measure_by_position
 from gptattn.machine.source_code import hash_code
 from gptattn.runs.evaluation import Basis, Evaluation
@@ -81,6 +81,7 @@ def measure(
         return msgspec.structs.replace(found, caches=found.caches | {question.name: by_cache})
     if question in found.lengths:
         return found
-    model, trained = build_longer(saved, question), saved.cfg.model.context_length
+    model, trained = saved.model, saved.cfg.model.context_length
+    model = build_longer(saved.cfg, model, question)
     by_position = measure_by_position(model, data.val, question, trained, data.val_documents)
     return msgspec.structs.replace(found, lengths=found.lengths | {question: by_position})

@@ -57,23 +57,26 @@ def linear_cross_entropy(
     )
 
 
-def drop_ignored(hidden: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def drop_ignored(
+    hidden: Tensor, targets: Tensor, n: int, *labels: Tensor
+) -> tuple[Tensor, Tensor, *tuple[Tensor, ...]]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
-    hidden [..., d], targets [...]. The head then costs nothing at the others. The host knows n, so
-    it need not wait for a GPU to count.
+    hidden [..., d], targets [...], as are any `labels`, which come with them. The head then costs
+    nothing at the others. The host knows n, so it need not wait for a GPU to count.
     """
     where = (targets.flatten() != IGNORED).nonzero_static(size=n).squeeze(1)
-    return hidden.flatten(0, -2).index_select(0, where), targets.flatten().index_select(0, where)
+    scored, *labelled = (one.flatten().index_select(0, where) for one in (targets, *labels))
+    return hidden.flatten(0, -2).index_select(0, where), scored, *labelled
 
 
-def count_hits(
+def find_hits(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
-    """Return how many targets have the largest logit of hidden @ weight.T; arguments as above."""
+    """Return which targets have the largest logit of hidden @ weight.T; arguments as above."""
     most = _most_tokens(weight) if chunk_tokens is None else chunk_tokens
     chunks = zip(hidden.flatten(0, -2).split(most), targets.flatten().split(most), strict=True)
-    return torch.stack([((x @ weight.T).argmax(-1) == y).sum() for x, y in chunks]).sum()
+    return torch.cat([(x @ weight.T).argmax(-1) == y for x, y in chunks])
 
 
 def _most_tokens(weight: Tensor, compiled: bool = False) -> int:

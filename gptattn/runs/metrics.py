@@ -4,11 +4,13 @@ A metric is recorded where it is measured, and is then in metrics.jsonl, TensorB
 `load_runs`. REPORTED shows it in reports and in TensorBoard's table of runs.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 
 LOSS = "val/loss"  # nats per token, of the held-out text
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
 OF_DATA = (ACCURACY, BITS)  # a run has one of them
+SLICE = f"{ACCURACY}_"  # before a label of scored positions, or a length of rows
 TRAIN_LOSS = "train/loss"  # nats per token, the mean since the row before
 # What a run observes of its own training, also beside others. No report compares it.
 SPEED, STEP_MS = "perf/tokens_per_s", "perf/step_ms"
@@ -49,3 +51,9 @@ REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
     DECODING_MS: None,
     MEMORY: ("peak MB", "{:,.0f}".format),
 }
+
+
+def list_slices(metrics: Iterable[str]) -> list[str]:
+    """Return the metrics that begin with SLICE, lengths first, in the order of their numbers."""
+    found = {metric for metric in metrics if metric.startswith(SLICE)}
+    return sorted(found, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(9), name))

@@ -146,11 +146,13 @@ class ValidationConfig:
     """`fraction`: the share of the text that is held out. `count`: validations in a run.
 
     `tokens`: the most that one scores; None: all; auto: see `settings.budget.limit_validation`.
+    `lengths`: of a task's rows, at which each validation asks for the accuracy.
     """
 
     fraction: Annotated[float, Meta(gt=0, lt=1)]
     tokens: PositiveInt | Literal["auto"] | None
     count: Annotated[PositiveInt, Meaning.VIEW]
+    lengths: list[PositiveInt]
 
 
 @dataclass
@@ -329,6 +331,9 @@ def check(cfg: TrainConfig) -> None:
             "(trainer.devices * trainer.num_nodes) do not divide the sequences of "
             f"batch_size={cfg.batch_size}; change it to a multiple of {shares}, or accumulate",
         )
+    lengths = cfg.validation.lengths
+    if len({*lengths}) < len(lengths):
+        raise ConfigError("validation.lengths", f"{lengths} names one twice; give each once")
     given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")

@@ -14,7 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
-from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, STEP_MS, TRAIN_LOSS
+from gptattn.runs.metrics import (
+    ACCURACY,
+    BITS,
+    CACHE,
+    LOSS,
+    SLICE,
+    SPEED,
+    STEP_MS,
+    TRAIN_LOSS,
+    list_slices,
+)
 from gptattn.training.callbacks import Samples, StepClock
 from gptattn.training.preflight import Ready
 
@@ -80,6 +90,8 @@ class ConsoleProgress(L.Callback):
         train = f"train loss {last[TRAIN_LOSS]:.4f}  " if TRAIN_LOSS in last else ""
         on_task = ACCURACY in last
         figure = f"accuracy {last[ACCURACY]:.4f}" if on_task else f"{last[BITS]:.3f} bits/byte"
+        slices = [f"{name.removeprefix(SLICE)} {last[name]:.4f}" for name in list_slices(last)]
+        figure += f" ({', '.join(slices)})" if slices else ""
         self.console.print(
             f"[bold]step {trainer.global_step}[/bold]  {train}val loss {last[LOSS]:.4f}  {figure}"
         )

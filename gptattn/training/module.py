@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import lightning.pytorch as L
@@ -11,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.data.run_data import RunData
-from gptattn.data.sampler import Batch, TrainingStream, rows_of
+from gptattn.data.sampler import Batch, Batches, TrainingStream, rows_of
 from gptattn.errors import NumericError
 from gptattn.machine.device import runs_ahead
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import (
     IGNORED,
-    count_hits,
     drop_ignored,
+    find_hits,
     linear_cross_entropy,
     logits_to_gradient,
 )
 from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule, split_by_decay
-from gptattn.runs.metrics import ACCURACY, BITS, LOSS, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, BITS, LOSS, SLICE, TRAIN_LOSS
 from gptattn.settings.budget import learning_rate
 from gptattn.settings.config import TrainConfig
 
@@ -35,6 +36,7 @@ class LanguageModel(L.LightningModule):
     (counted from 1), so budgets in steps and in seconds follow the same curve. Of a task, some
     targets are IGNORED, and the accuracy on the others is logged. `matrices` updates the layers'
     matrices in place of AdamW, if given. `on_made` gets the seconds that each step's batch took.
+    `longer`, which shares the model's weights, reads rows beyond the trained length in validation.
 
     Raises NumericError if a loss or gradient is not finite: on a CPU before the update; on a GPU
     when `MetricRows` writes the step's row, since the host does not wait for it.
@@ -52,6 +54,7 @@ class LanguageModel(L.LightningModule):
         schedule: Callable[[int], float],
         matrices: MatrixRule | None,
         on_made: Callable[[float], None] = lambda seconds: None,
+        longer: GPT | None = None,
     ) -> None:
         super().__init__()
         self.cfg, self.data, self.on_made = cfg, data, on_made
@@ -63,6 +66,10 @@ class LanguageModel(L.LightningModule):
         self.losses: dict[str, Tensor] = {}
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
+        self._trained_length, lengths = cfg.model.context_length, cfg.validation.lengths
+        readers = {n: model if n <= self._trained_length else longer for n in lengths}
+        # What reads rows of each length, in a dict: a submodule would be saved, and trained.
+        self._readers = {n: one for n, one in readers.items() if one is not None}
         self._trained = list(model.parameters())
         self._scored = 0  # targets of the newest batch of a task
 
@@ -81,8 +88,10 @@ class LanguageModel(L.LightningModule):
         return TrainingStream(batch, trainer.global_step, self.on_made, cfg.accumulate)
 
     def val_dataloader(self) -> Iterable[Batch]:
-        rows = self.cfg.batch_size // self.cfg.accumulate
-        return self.data.validation(rows, self.cfg.model.context_length)
+        rows, trained = self.cfg.batch_size // self.cfg.accumulate, self._trained_length
+        own, others = self.data.validation(rows, trained), self._readers.keys() - {trained}
+        more = [self.data.validation(max(1, rows * trained // n), n) for n in sorted(others)]
+        return Batches([*chain(own, *more)]) if more else own
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Let a GPU copy from pinned memory, for which the host does not wait."""
@@ -212,7 +221,13 @@ class LanguageModel(L.LightningModule):
         optimizer.zero_grad()
 
     def on_validation_epoch_start(self) -> None:
-        self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
+        self._val_nats, self._val_tokens = 0.0, 0
+        of_task = [] if self.val_bytes is not None else [ACCURACY]
+        named = [*of_task, *(f"{SLICE}{one}" for one in (*self._readers, *self.data.slices))]
+        zeros = torch.zeros(len(named), 2, dtype=torch.float64, device=self.device)
+        self._val_hits = dict(zip(named, zeros, strict=True))  # and how many were scored
+        for reader in self._readers.values():
+            reader.to(self.model.head.weight)  # a longer one's own tables
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add the losses of this process's rows."""
@@ -220,25 +235,42 @@ class LanguageModel(L.LightningModule):
         mine = slice(rows * rank // size, rows * (rank + 1) // size)
         if mine.start == mine.stop:
             return
-        ids, targets, *documents = (tensor[mine] for tensor in batch)
-        whole = (self.cfg.batch_size // self.accumulate // size, self.cfg.model.context_length)
+        ids, targets, *more = (tensor[mine] for tensor in batch)  # labels, or documents of a text
+        length, of_task = ids.shape[1], self.val_bytes is None
+        model = self._readers.get(length, self.model)
+        whole = (self.cfg.batch_size // self.accumulate // size, self._trained_length)
         eager = self.cfg.compile is True and ids.shape != whole  # or it would compile them again
         with torch.compiler.set_stance("force_eager") if eager else nullcontext():
-            hidden = self.model.hidden(ids, None, documents[0] if documents else None)
+            hidden = model.hidden(ids, None, more[0] if more and not of_task else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
-        if self.val_bytes is None:
+        if of_task:
             known = self._scored if size == 1 else int((targets != IGNORED).sum())
-            hidden, targets = drop_ignored(hidden, targets, known)
-            self._val_hits = self._val_hits + count_hits(hidden, head, targets, chunk)
+            hidden, targets, *labels = drop_ignored(hidden, targets, known, *more)
+            self._count(find_hits(hidden, head, targets, chunk), length, *labels)
+        if of_task and length != self._trained_length:
+            return
         loss = linear_cross_entropy(hidden, head, targets, chunk, self.model.to_gradient)
         self._val_nats = self._val_nats + loss.double() * targets.numel()  # not read per batch
         self._val_tokens += targets.numel()
 
+    def _count(self, hits: Tensor, length: int, labels: Tensor | None = None) -> None:
+        """Add the hits [n] of scored positions, with their labels [n], in rows of this length."""
+        found = torch.stack([hits, torch.ones_like(hits)])
+        of_slices = {f"{SLICE}{length}": found}
+        if length == self._trained_length:
+            of_slices[ACCURACY] = found
+            for number, name in enumerate(self.data.slices):
+                of_slices[f"{SLICE}{name}"] = found & (labels == number)
+        for name in self._val_hits.keys() & of_slices.keys():
+            self._val_hits[name] += of_slices[name].sum(1)
+
     def on_validation_epoch_end(self) -> None:
-        nats, tokens, right = float(self._val_nats), self._val_tokens, int(self._val_hits)
+        own = [float(self._val_nats), float(self._val_tokens)]
+        of_all = torch.tensor(own, dtype=torch.float64, device=self.device)
+        sums = torch.cat([of_all, *self._val_hits.values()])
         if self.trainer.world_size > 1:
-            sums = torch.tensor([nats, tokens, right], dtype=torch.float64, device=self.device)
-            nats, tokens, right = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        nats, tokens, *counts = sums.tolist()
         loss = nats / tokens
         if not math.isfinite(loss):
             raise NumericError(
@@ -248,9 +280,10 @@ class LanguageModel(L.LightningModule):
             LOSS: loss,
             "val/perplexity": math.exp(min(loss, 700.0)),  # exp(710) overflows a float
         }
-        if self.val_bytes is None:
-            self.val_metrics[ACCURACY] = right / tokens
-        else:
+        for name, right, scored in zip(self._val_hits, counts[::2], counts[1::2], strict=True):
+            if scored:
+                self.val_metrics[name] = right / scored
+        if self.val_bytes is not None:
             self.val_metrics[BITS] = nats / math.log(2) / self.val_bytes
         self.log_dict(self.val_metrics)  # for other callbacks; in float32
 

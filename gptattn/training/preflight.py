@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gptattn.build.data import build_data, build_tokenizer
+from gptattn.build.longer import build_longer
 from gptattn.build.match import apply_match
 from gptattn.build.model import build_matrix_rule, build_model, resolve_backends
 from gptattn.data.run_data import RunData
@@ -30,6 +31,7 @@ from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.runs.checkpoint import KEPT, RunState
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import use_plain_kernels
 from gptattn.runs.resume import find_start
 from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
@@ -51,6 +53,7 @@ class Ready:
     cfg: TrainConfig  # with the match applied, and `auto` replaced
     device: torch.device
     model: GPT  # with its first weights
+    longer: GPT | None  # on the same weights, for the lengths beyond the trained one
     data: RunData
     cost: Cost
     budget: Budget
@@ -60,7 +63,7 @@ class Ready:
     state: RunState  # what it has done so far, which its callbacks update
     matrices: MatrixRule | None  # of `optim.matrices`
     callbacks: "list[Callback]"  # those of `trainer.callbacks`
-    notes: list[str]  # on kernels
+    notes: list[str]  # on kernels and validation
     provenance: Provenance
 
     def costs(self) -> dict[str, float | None]:
@@ -97,7 +100,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     model = make_model(cfg, tokenizer.vocab_size, device, plans)
     source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
     data = data or build_data(cfg, tokenizer)
-    validation = replace(cfg.validation, tokens=data.val_limit)
+    lengths = sorted(cfg.validation.lengths)
+    validation = replace(cfg.validation, tokens=data.val_limit, lengths=lengths)
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings(), validation=validation)
     made = None, ""
     if cfg.init_from is not None and source is None:
@@ -106,6 +110,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
             origin = read_origin(cfg)  # builds a model, with random weights at first
             begin_from(origin, model, cfg)
         made = origin.digest, origin.made_by
+    longer, asked = (None, []) if plans else lengthen(cfg, model)
 
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
@@ -121,6 +126,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
         cfg=cfg,
         device=device,
         model=model,
+        longer=longer,
         data=data,
         cost=cost,
         budget=budget,
@@ -130,7 +136,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
         state=state,
         matrices=matrices,
         callbacks=callbacks,
-        notes=[*notes, *(f"{name}: {installed}" for name, installed in kernels.items())],
+        notes=[*notes, *asked, *(f"{name}: {installed}" for name, installed in kernels.items())],
         provenance=Provenance(data.text_hash, device.type, code | kernels, *made),
     )
 
@@ -205,3 +211,23 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
         raise ConfigError("model", needed)
     seed_everything(cfg.seed)
     return shapes if plans else build_model(cfg, vocab_size)
+
+
+def lengthen(cfg: TrainConfig, model: GPT) -> tuple[GPT | None, list[str]]:
+    """Return the model that reads the longest rows of `validation.lengths`, and notes on them.
+
+    None if no row is longer than the trained ones, or if the weights are bound to that length.
+    """
+    trained, lengths = cfg.model.context_length, cfg.validation.lengths
+    longer, notes = None, []
+    if max(lengths, default=0) > trained:
+        try:
+            longer = build_longer(use_plain_kernels(cfg), model, lengths[-1])
+        except ConfigError as error:
+            why = error.message.partition(";")[0]
+            notes.append(f"validation.lengths: up to {trained} alone are asked, since {why}")
+            lengths = [n for n in lengths if n <= trained]
+    if others := [n for n in lengths if n != trained]:
+        more = f"{1 + sum(others) / trained:.3g} times the tokens"
+        notes.append(f"validation.lengths: with {', '.join(map(str, others))}, each takes {more}")
+    return longer, notes

@@ -297,7 +297,9 @@ def _fit(
     def schedule(step: int) -> float:
         return budget.schedule(step, end.seconds)
 
-    module = LanguageModel(ready.model, cfg, ready.data, schedule, ready.matrices, clock.add)
+    module = LanguageModel(
+        ready.model, cfg, ready.data, schedule, ready.matrices, clock.add, ready.longer
+    )
     reset_peak_memory(ready.device)
     if budget.steps == 0:  # the weights of init_from are only validated
         trainer.validate(module, verbose=False)

@@ -1,4 +1,4 @@
-"""A trained model, rebuilt with a longer context from the same weights."""
+"""A model rebuilt with a longer context, on the same weights."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from gptattn.attention.base import window_of
 from gptattn.build.model import build_model
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
-from gptattn.runs.load import SavedRun
 from gptattn.settings.config import Spec, TrainConfig
 
 TOLERANCE = 1e-4  # of hidden states, whose size is about 1
@@ -40,9 +39,9 @@ def _in_tokens(layer: dict[str, Spec], cfg: TrainConfig) -> dict[str, Spec]:
 
 
 def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
-    """Raise ConfigError if the run's weights do not fit a model with a context of `length`.
+    """Raise ConfigError if the model's weights do not fit one with a context of `length`.
 
-    `model` is the run's own; it may be on the meta device.
+    `model` is that of these settings; it may be on the meta device.
     """
     trained = cfg.model.context_length
     if length <= trained:
@@ -62,25 +61,29 @@ def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
 
 
 @torch.no_grad()
-def build_longer(saved: SavedRun, length: int) -> GPT:
-    """Return the run's model with a context of at least `length`; the weights are copies.
+def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
+    """Return the model of these settings with a context of at least `length`, in eval mode.
 
-    Raises ConfigError if the longer model computes something else within the trained length, as it
-    may with a setting that is a share of the context.
+    It shares the weights of `model`, and changes with them; no random number is drawn. Raises
+    ConfigError if they do not fit it, or if it computes something else within the trained length,
+    as it may with a setting that is a share of the context.
     """
-    trained = saved.cfg.model.context_length
+    trained, weights = cfg.model.context_length, model.state_dict(keep_vars=True)
     if length <= trained:
-        return saved.model
-    model = build_model(lengthen_settings(saved.cfg, length), saved.model.vocab_size).eval()
-    model = model.to(saved.model.head.weight.device)
-    weights = saved.model.state_dict()
-    model.load_state_dict(weights)
+        return model
+    check_length(cfg, model, length)
+    with torch.random.fork_rng(devices=[]):
+        longer = build_model(lengthen_settings(cfg, length), model.vocab_size).eval()
+    longer.load_state_dict(weights, assign=True)
+    longer.to(model.head.weight)  # also what is not among the weights
     ids = torch.arange(trained, device=model.head.weight.device)[None] % model.vocab_size
-    apart = (model.hidden(ids) - saved.model.hidden(ids)).abs().max().item()
+    learning = model.training
+    apart = (model.eval().hidden(ids) - longer.hidden(ids)).abs().max().item()
+    model.train(learning)
     if apart > TOLERANCE:
         raise ConfigError(
             "lengths",
-            f"{length}: {saved.cfg.variant} built for this length computes something else "
+            f"{length}: {cfg.variant} built for this length computes something else "
             f"within {trained} tokens; give lengths up to {trained}",
         )
-    return model
+    return longer
