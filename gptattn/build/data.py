@@ -29,14 +29,11 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     data = build_source(cfg).load(request)
     if cfg.budget.accuracy is not None and data.val_bytes is not None:
         raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
-    shortest = min(cfg.validation.lengths, default=None)
-    if shortest is not None and data.val_bytes is not None:
-        raise ConfigError(
-            "validation.lengths",
-            "works only with a task; train without, then use gptattn-evaluate run=... lengths=...",
-        )
-    if shortest is not None and isinstance(data, TaskData):
-        data.task.check_length("validation.lengths", shortest)
+    for length in cfg.validation.lengths:
+        if not isinstance(data, TaskData):
+            of_text = "of a text, gptattn-evaluate measures the loss at any length"
+            raise ConfigError("validation.lengths", f"works only with a task; {of_text}")
+        data.task.check_length("validation.lengths", length)
     if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
         raise ConfigError(
             "sample.tokens", f"{request.data_name} has no text that could go on; give 0"

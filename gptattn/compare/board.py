@@ -23,7 +23,6 @@ from gptattn.runs.metrics import (
     SPEED,
     TRAIN_LOSS,
     TRAINING_SPEED,
-    list_slices,
 )
 
 if TYPE_CHECKING:
@@ -142,8 +141,7 @@ def _write_columns(comparison: Comparison) -> None:
     names = [name for name in known[0] if name in FIRST_COLUMNS or count(name) > 1]
     if count("attn", "attn_settings") == count("attn"):
         names = [name for name in names if name != "attn_settings"]
-    found = {metric for run in runs.values() for metric in run.metrics}
-    metrics = [m for m in (ACCURACY, *list_slices(found), LOSS, *SPEEDS) if m in found]
+    metrics = [m for m in (ACCURACY, LOSS, *SPEEDS) if any(m in r.metrics for r in runs.values())]
     columns = declare_columns(names, metrics)
     found = {file.parent for each in comparison.folders for file in Path(each).rglob(EVENTS)}
     for folder in {*runs, *(place for place in found if RunFolder(place).begun)}:

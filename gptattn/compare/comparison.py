@@ -57,11 +57,6 @@ class Row:
         return len(self.runs)
 
     @property
-    def context_length(self) -> int:
-        """The trained length of rows, in tokens."""
-        return int(self.runs[0].settings["model.context_length"])
-
-    @property
     def loss(self) -> float:
         """Mean validation loss, nats per token."""
         return self.metrics[LOSS].mean

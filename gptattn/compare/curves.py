@@ -18,7 +18,7 @@ from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import ACCURACY, LOSS, SLICE, TRAIN_LOSS
+from gptattn.runs.metrics import LOSS, SLICE, TRAIN_LOSS
 from gptattn.runs.rows import read_metrics
 
 Floats = NDArray[np.float64]
@@ -148,21 +148,15 @@ def average_rows(
 
 
 def accuracies_by_length(section: Section) -> dict[str, Band]:
-    """Return the band of each row's accuracy over the lengths of a task's rows, the trained one
-    among them; {} if no row was asked at others.
-    """
+    """Return the band of each row's accuracy over the lengths at which a task was asked."""
     found = {}
     for row in section.rows:
-        ends = {m.removeprefix(SLICE): m for m in row.metrics if m.startswith(SLICE)}
-        asked = {int(end): metric for end, metric in ends.items() if end.isdecimal()}
-        asked |= {row.context_length: ACCURACY} if ACCURACY in row.metrics else {}
-        lengths = sorted(asked)
-        x = np.array(lengths, np.float64)
-        of_runs = [np.array([run.metrics[asked[n]] for n in lengths]) for run in row.runs]
-        band = average_curves([(x, accuracies) for accuracies in of_runs])
+        lengths = sorted(int(n) for m in row.metrics if (n := m.removeprefix(SLICE)).isdecimal())
+        own = [[run.metrics[f"{SLICE}{n}"] for n in lengths] for run in row.runs]
+        band = average_curves([(np.array(lengths, np.float64), np.array(one)) for one in own])
         if band is not None:
             found[row.name] = band
-    return found if any(len(band.x) > 1 for band in found.values()) else {}
+    return found
 
 
 @dataclass(frozen=True)

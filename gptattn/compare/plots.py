@@ -54,6 +54,7 @@ MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
 COARSE, FINE = (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4), (0.6, 0.8, 0.9, 1.1, 1.2, 1.6)  # ticks of ratios
 FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
+MARK = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2)), "alpha": 0.7}  # of a length
 LOSS_LABEL = "validation loss (nats)"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -155,8 +156,14 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
         shown = [one for one in losses if one.length == length]
         plots.append(_position_plot(shown, looks, f"{prefix}loss_position"))
     if bands := accuracies_by_length(section):
-        trained = section.rows[0].context_length
-        plots.append(_length_plot(bands, trained, looks, f"{prefix}accuracy_length"))
+        lengths = sorted({x for band in bands.values() for x in band.x})
+        axes = _band_axes(bands, looks, 0, "tokens in a row", "accuracy")
+        _scale_x(axes, lengths, base=2)
+        axes.set(xticks=lengths, ylim=(-0.03, 1.03))
+        trained = int(section.rows[0].runs[0].settings["model.context_length"])
+        axes.axvline(trained, **MARK)
+        caption = f"The dashed line marks the trained length.{_left_out(bands)}"
+        plots.append(_render(axes, f"{prefix}accuracy_length", "Accuracy by length", caption))
     if costs := cache_costs(section):
         plots.append(_cache_plot(costs, looks, f"{prefix}loss_cache"))
     return plots
@@ -341,28 +348,10 @@ def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], na
     )
     if length > trained:
         name += "_beyond"
-        caption += _mark_trained(axes, trained)
+        axes.axvline(trained, **MARK)
+        caption += f" The dashed line marks the trained length, {trained:,} tokens."
     title = f"Loss by position, in windows of {length:,} tokens"
     return _render(axes, name, title, caption + _left_out(bands))
-
-
-def _length_plot(
-    bands: Mapping[str, Band], trained: int, looks: Mapping[str, Look], name: str
-) -> Plot:
-    """Plot each row's accuracy by the length of a task's rows."""
-    lengths = sorted({x for band in bands.values() for x in band.x})
-    axes = _band_axes(bands, looks, 0, "tokens in a row", "accuracy")
-    _scale_x(axes, lengths, base=2)
-    axes.set_xticks(lengths)
-    axes.set_ylim(-0.03, 1.03)
-    caption = f"Mean accuracy on held-out rows of each length.{_mark_trained(axes, trained)}"
-    return _render(axes, name, "Accuracy by length", caption + _left_out(bands))
-
-
-def _mark_trained(axes: Any, trained: int) -> str:
-    """Draw a line at the trained length; return its sentence in the caption."""
-    axes.axvline(trained, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), alpha=0.7)
-    return f" The dashed line marks the trained length, {trained:,} tokens."
 
 
 def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str) -> Plot:

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 # What we write, and may remove.
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
-OF_COST = "|".join(COSTS)
-FORMER = re.compile(
-    rf"(\d+_)?(forest_loss|loss_({OF_LOSS})|accuracy_length|pareto_({OF_COST}))\.(svg|png)"
-)
+ONE = "forest_loss|accuracy_length"
+FORMER = re.compile(rf"(\d+_)?({ONE}|loss_({OF_LOSS})|pareto_({'|'.join(COSTS)}))\.(svg|png)")
 FILES = ("comparison.*", "track.*", "*forest_loss.*", "*loss_*.*", "*accuracy_*.*", "*pareto_*.*")
 
 

@@ -63,12 +63,12 @@ class Table:
     caption: str = ""
     words: Sequence[str] = ()
     notes: Sequence[str] = ()
-    dispensable: Sequence[str] = ()  # columns of its own, to drop after DISPENSABLE, the last first
 
     def print(self, console: Console) -> None:
         """Print it and its words; DISPENSABLE columns that do not fit are left out, and named."""
         columns = list(zip(*self.cells, strict=True))
-        for heading in (*DISPENSABLE, *reversed(self.dispensable)):
+        slices = [heading for heading in self.cells[0] if heading.startswith("at ")]
+        for heading in (*DISPENSABLE, *reversed(slices)):
             first, *others = (max(map(len, column)) + 1 for column in columns)
             if min(first, NAME_WIDTH + 1) + sum(others) + 1 <= console.width:  # the first may wrap
                 break
@@ -124,7 +124,7 @@ def report_rows(section: Section) -> list[list[str]]:
     known = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
     columns = [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
     slices = list_slices(known)
-    columns[1:1] = [(_slice_heading(one), one, "{:.4f}".format) for one in slices]
+    columns[1:1] = [(f"at {one.removeprefix(SLICE)}", one, "{:.4f}".format) for one in slices]
     others = (metric for metric in known if metric not in {*REPORTED, *slices})
     columns += [(metric, metric, "{:.4g}".format) for metric in others]
     versus = f"vs {section.baseline}"
@@ -137,12 +137,6 @@ def report_rows(section: Section) -> list[list[str]]:
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
         cells.append([row.name, str(row.n), *lr, *loss, *means])
     return cells
-
-
-def _slice_heading(metric: str) -> str:
-    """Return the heading of a slice's accuracy: `at 80` for a length of rows, or `pairs_4`."""
-    name = metric.removeprefix(SLICE)
-    return f"at {name}" if name.isdecimal() else name
 
 
 def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:
@@ -185,10 +179,8 @@ def section_table(section: Section, title: str = "") -> Table:
     )
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
     notes += [*verdicts.length_notes(section), *section.notes]
-    cells, words = report_rows(section), verdicts.section_words(section)
-    slices = list_slices(metric for row in section.rows for metric in row.metrics)
-    own = [_slice_heading(metric) for metric in slices]
-    return Table(section.title or title, cells, caption, words, notes, own)
+    cells = report_rows(section)
+    return Table(section.title or title, cells, caption, verdicts.section_words(section), notes)
 
 
 def evaluation_tables(section: Section) -> list[Table]:

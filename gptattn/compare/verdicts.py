@@ -47,18 +47,6 @@ def headline(comparison: Comparison) -> str:
     return text + f", in {sections} sections" * (sections > 1)
 
 
-def length_notes(section: Section) -> list[str]:
-    """Return a line for the rows that were not asked at all of the lengths in their settings."""
-    unasked: dict[str, list[str]] = {}
-    for row in section.rows:
-        settings = row.runs[0].settings
-        lengths = [own for key, own in settings.items() if key.startswith("validation.lengths[")]
-        left_out = ", ".join(n for n in lengths if f"{SLICE}{n}" not in row.metrics)
-        unasked.setdefault(left_out, []).append(row.name)
-    why = "their weights are bound to the trained length"
-    return [f"not asked at {n}: {', '.join(own)}; {why}" for n, own in unasked.items() if n]
-
-
 def section_words(section: Section) -> list[str]:
     """Return a sentence per row against the baseline, and one on the best."""
     baseline, *others = section.rows
@@ -178,6 +166,18 @@ def match_words(section: Section) -> list[str]:
         for name, m in matched
         if m is not None and m.before is not None and m.after not in (None, m.before)
     ]
+
+
+def length_notes(section: Section) -> list[str]:
+    """Return a line on the rows that were not asked at some of the lengths in their settings."""
+    lacking = dict.fromkeys(
+        row.name
+        for row in section.rows
+        for key, length in row.runs[0].settings.items()
+        if key.startswith("validation.lengths[") and f"{SLICE}{length}" not in row.metrics
+    )
+    why = "to which weights are bound"
+    return [f"not asked beyond the trained length, {why}: {listed(lacking)}"] if lacking else []
 
 
 def seed_notes(section: Section) -> list[str]:

@@ -57,9 +57,7 @@ def linear_cross_entropy(
     )
 
 
-def drop_ignored(
-    hidden: Tensor, targets: Tensor, n: int, *labels: Tensor
-) -> tuple[Tensor, Tensor, *tuple[Tensor, ...]]:
+def drop_ignored(hidden: Tensor, targets: Tensor, n: int, *labels: Tensor) -> tuple[Tensor, ...]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
     hidden [..., d], targets [...], as are any `labels`, which come with them. The head then costs

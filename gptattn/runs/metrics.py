@@ -4,7 +4,6 @@ A metric is recorded where it is measured, and is then in metrics.jsonl, TensorB
 `load_runs`. REPORTED shows it in reports and in TensorBoard's table of runs.
 """
 
-import re
 from collections.abc import Callable, Iterable
 
 LOSS = "val/loss"  # nats per token, of the held-out text
@@ -54,6 +53,5 @@ REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
 
 
 def list_slices(metrics: Iterable[str]) -> list[str]:
-    """Return the metrics that begin with SLICE, lengths first, in the order of their numbers."""
-    found = {metric for metric in metrics if metric.startswith(SLICE)}
-    return sorted(found, key=lambda name: re.sub(r"\d+", lambda number: number[0].zfill(9), name))
+    """Return the metrics that begin with SLICE, each once, lengths first."""
+    return sorted({m for m in metrics if m.startswith(SLICE)}, key=lambda m: (len(m), m))

@@ -67,9 +67,8 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
         self._trained_length, lengths = cfg.model.context_length, cfg.validation.lengths
-        readers = {n: model if n <= self._trained_length else longer for n in lengths}
-        # What reads rows of each length, in a dict: a submodule would be saved, and trained.
-        self._readers = {n: one for n, one in readers.items() if one is not None}
+        self._longer = (longer or model,)  # as a submodule it would be saved, and trained
+        self._lengths = [n for n in lengths if n <= self._longer[0].context_length]
         self._trained = list(model.parameters())
         self._scored = 0  # targets of the newest batch of a task
 
@@ -89,8 +88,8 @@ class LanguageModel(L.LightningModule):
 
     def val_dataloader(self) -> Iterable[Batch]:
         rows, trained = self.cfg.batch_size // self.cfg.accumulate, self._trained_length
-        own, others = self.data.validation(rows, trained), self._readers.keys() - {trained}
-        more = [self.data.validation(max(1, rows * trained // n), n) for n in sorted(others)]
+        own, others = self.data.validation(rows, trained), {*self._lengths} - {trained}
+        more = [self.data.validation(max(1, rows * trained // n), n) for n in others]
         return Batches([*chain(own, *more)]) if more else own
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
@@ -222,12 +221,11 @@ class LanguageModel(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._val_nats, self._val_tokens = 0.0, 0
-        of_task = [] if self.val_bytes is not None else [ACCURACY]
-        named = [*of_task, *(f"{SLICE}{one}" for one in (*self._readers, *self.data.slices))]
-        zeros = torch.zeros(len(named), 2, dtype=torch.float64, device=self.device)
-        self._val_hits = dict(zip(named, zeros, strict=True))  # and how many were scored
-        for reader in self._readers.values():
-            reader.to(self.model.head.weight)  # a longer one's own tables
+        names = [ACCURACY, *(f"{SLICE}{one}" for one in (*self._lengths, *self.data.slices))]
+        zeros = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._val_hits = dict.fromkeys(names, zeros)  # of a task: how many are right, and scored
+        if self._longer[0] is not self.model:
+            self._longer[0].to(self.model.head.weight)  # what is not among the weights
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add the losses of this process's rows."""
@@ -237,7 +235,7 @@ class LanguageModel(L.LightningModule):
             return
         ids, targets, *more = (tensor[mine] for tensor in batch)  # labels, or documents of a text
         length, of_task = ids.shape[1], self.val_bytes is None
-        model = self._readers.get(length, self.model)
+        model = self.model if length <= self._trained_length else self._longer[0]
         whole = (self.cfg.batch_size // self.accumulate // size, self._trained_length)
         eager = self.cfg.compile is True and ids.shape != whole  # or it would compile them again
         with torch.compiler.set_stance("force_eager") if eager else nullcontext():
@@ -247,14 +245,14 @@ class LanguageModel(L.LightningModule):
             known = self._scored if size == 1 else int((targets != IGNORED).sum())
             hidden, targets, *labels = drop_ignored(hidden, targets, known, *more)
             self._count(find_hits(hidden, head, targets, chunk), length, *labels)
-        if of_task and length != self._trained_length:
-            return
+            if length != self._trained_length:
+                return
         loss = linear_cross_entropy(hidden, head, targets, chunk, self.model.to_gradient)
         self._val_nats = self._val_nats + loss.double() * targets.numel()  # not read per batch
         self._val_tokens += targets.numel()
 
     def _count(self, hits: Tensor, length: int, labels: Tensor | None = None) -> None:
-        """Add the hits [n] of scored positions, with their labels [n], in rows of this length."""
+        """Add the hits [n] of scored positions in rows of this length, and of their slices."""
         found = torch.stack([hits, torch.ones_like(hits)])
         of_slices = {f"{SLICE}{length}": found}
         if length == self._trained_length:
@@ -262,12 +260,11 @@ class LanguageModel(L.LightningModule):
             for number, name in enumerate(self.data.slices):
                 of_slices[f"{SLICE}{name}"] = found & (labels == number)
         for name in self._val_hits.keys() & of_slices.keys():
-            self._val_hits[name] += of_slices[name].sum(1)
+            self._val_hits[name] = self._val_hits[name] + of_slices[name].sum(1)
 
     def on_validation_epoch_end(self) -> None:
-        own = [float(self._val_nats), float(self._val_tokens)]
-        of_all = torch.tensor(own, dtype=torch.float64, device=self.device)
-        sums = torch.cat([of_all, *self._val_hits.values()])
+        sums = torch.tensor([float(self._val_nats), self._val_tokens], dtype=torch.float64)
+        sums = torch.cat([sums.to(self.device), *self._val_hits.values()])
         if self.trainer.world_size > 1:
             sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
         nats, tokens, *counts = sums.tolist()

@@ -53,7 +53,7 @@ class Ready:
     cfg: TrainConfig  # with the match applied, and `auto` replaced
     device: torch.device
     model: GPT  # with its first weights
-    longer: GPT | None  # on the same weights, for the lengths beyond the trained one
+    longer: GPT  # on the same weights, for the longest of `validation.lengths`
     data: RunData
     cost: Cost
     budget: Budget
@@ -100,7 +100,8 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     model = make_model(cfg, tokenizer.vocab_size, device, plans)
     source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
     data = data or build_data(cfg, tokenizer)
-    lengths = sorted(cfg.validation.lengths)
+    asked = cfg.validation.lengths
+    lengths = sorted({*asked, cfg.model.context_length}) if asked else []
     validation = replace(cfg.validation, tokens=data.val_limit, lengths=lengths)
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings(), validation=validation)
     made = None, ""
@@ -110,7 +111,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
             origin = read_origin(cfg)  # builds a model, with random weights at first
             begin_from(origin, model, cfg)
         made = origin.digest, origin.made_by
-    longer, asked = (None, []) if plans else lengthen(cfg, model)
+    longer = model if plans else lengthen(cfg, model, notes)
 
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
@@ -136,7 +137,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
         state=state,
         matrices=matrices,
         callbacks=callbacks,
-        notes=[*notes, *asked, *(f"{name}: {installed}" for name, installed in kernels.items())],
+        notes=[*notes, *(f"{name}: {installed}" for name, installed in kernels.items())],
         provenance=Provenance(data.text_hash, device.type, code | kernels, *made),
     )
 
@@ -213,21 +214,17 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
     return shapes if plans else build_model(cfg, vocab_size)
 
 
-def lengthen(cfg: TrainConfig, model: GPT) -> tuple[GPT | None, list[str]]:
-    """Return the model that reads the longest rows of `validation.lengths`, and notes on them.
+def lengthen(cfg: TrainConfig, model: GPT, notes: list[str]) -> GPT:
+    """Return what reads rows of all of `validation.lengths`; add lines on these to the notes.
 
-    None if no row is longer than the trained ones, or if the weights are bound to that length.
+    It is the given model if none is longer than in training, or if its weights are bound to that.
     """
     trained, lengths = cfg.model.context_length, cfg.validation.lengths
-    longer, notes = None, []
-    if max(lengths, default=0) > trained:
-        try:
-            longer = build_longer(use_plain_kernels(cfg), model, lengths[-1])
-        except ConfigError as error:
-            why = error.message.partition(";")[0]
-            notes.append(f"validation.lengths: up to {trained} alone are asked, since {why}")
-            lengths = [n for n in lengths if n <= trained]
-    if others := [n for n in lengths if n != trained]:
-        more = f"{1 + sum(others) / trained:.3g} times the tokens"
-        notes.append(f"validation.lengths: with {', '.join(map(str, others))}, each takes {more}")
-    return longer, notes
+    try:
+        longer = build_longer(use_plain_kernels(cfg), model, max(lengths, default=0))
+    except ConfigError as error:
+        longer, why = model, error.message.partition(";")[0]
+        notes.append(f"validation.lengths: asks up to {trained} alone: {why}")
+    if more := sum(n for n in {*lengths} - {trained} if n <= longer.context_length):
+        notes.append(f"validation.lengths: {1 + more / trained:.3g} times the tokens of {trained}")
+    return longer

@@ -88,7 +88,7 @@ def test_learned_positions_are_asked_up_to_the_trained_length_and_the_run_says_s
     assert measured(run).keys() == {
         *("accuracy", "accuracy_8", "accuracy_16", "accuracy_half_1", "accuracy_half_2")
     }
-    (said,) = [line for line in capfd.readouterr().out.splitlines() if "alone are asked" in line]
+    (said,) = [line for line in capfd.readouterr().out.splitlines() if "asks up to" in line]
     assert "up to 16 alone" in said
     assert "position=learned" in said
 
