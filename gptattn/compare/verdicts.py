@@ -177,7 +177,7 @@ def length_notes(section: Section) -> list[str]:
         if key.startswith("validation.lengths[") and f"{SLICE}{length}" not in row.metrics
     )
     why = "to which weights are bound"
-    return [f"not asked beyond the trained length, {why}: {listed(lacking)}"] if lacking else []
+    return [f"not asked beyond the trained length, {why}: {listed([*lacking])}"] if lacking else []
 
 
 def seed_notes(section: Section) -> list[str]:
