@@ -9,11 +9,12 @@ The log decay g <= 0 is one number per head, g [B, H, T], or one per channel of 
 g [B, H, T, D], which decays the rows of S. `step` is the definition, for one token. The chunked
 forms compute the same for all tokens of a row by products within chunks, and only the states
 between chunks one after the other. In rows of several documents each begins with a state of zero:
-`start_BT` is where in its row each token's document begins.
+`start_BT` is where in its row each token's document begins. A token may write several times, each
+time with its own k, v and beta; the chunked forms take each write as a token.
 
 Letters beside the usual ones: V value size of a head, N chunks, C tokens of a chunk, or channels of
-a convolution, K its size. No exponent is above zero anywhere, so nothing overflows, however strong
-the decay.
+a convolution, K its size, P writes of all tokens. No exponent is above zero anywhere, so nothing
+overflows, however strong the decay.
 """
 
 import math
@@ -58,6 +59,7 @@ class RecurrentAttention(Attention):
     plain_backend: ClassVar[str] = "chunked"
     delta: ClassVar[bool] = False  # whether it follows the delta rule
     by_channel: ClassVar[bool] = False  # whether each channel of a key has a decay of its own
+    writes: int = 1  # of a token to the state
     state_sizes: tuple[int, int, int]  # H, D and V of the state, which the mechanism sets
 
     def __init__(
@@ -101,10 +103,10 @@ class RecurrentAttention(Attention):
     def recur(
         self,
         q_BGTD: Tensor,
-        k_BGTD: Tensor,
-        v_BHTV: Tensor,
+        k_BGPD: Tensor,
+        v_BHPV: Tensor,
         g: Tensor,
-        beta_BHT: Tensor | None,
+        beta_BHP: Tensor | None,
         cache: Cache | None,
         positions: Positions,
         dtype: torch.dtype,
@@ -112,32 +114,40 @@ class RecurrentAttention(Attention):
         """Return the outputs [B, H, T, V], and write the state after them to the cache.
 
         One token with a cache takes `step`, others the backend. Without beta, H / G heads may share
-        queries and keys. `dtype` is the type of the projections, in which fla multiplies.
+        queries and keys. P = T * `writes`, the writes of a token side by side. `dtype` is the type
+        of the projections, in which fla multiplies.
         """
         s_BHDV = None if cache is None else cache.tensors["state"]
         documents = positions if isinstance(positions, Documents) else None
         if isinstance(positions, Tensor):  # a missing token neither decays the state nor writes
             there = (positions >= 0)[..., None, :, None]
-            k_BGTD, g = k_BGTD * there, g * (there if g.ndim == k_BGTD.ndim else there[..., 0])
-        if s_BHDV is not None and v_BHTV.shape[2] == 1:
-            q, k, v, g = (x.squeeze(2) for x in (q_BGTD, k_BGTD, v_BHTV, g))
-            if (R := v.shape[1] // q.shape[1]) > 1:
+            g = g * (there if g.ndim == q_BGTD.ndim else there[..., 0])
+            k_BGPD = k_BGPD * there.repeat_interleave(self.writes, 2)
+        if s_BHDV is not None and q_BGTD.shape[2] == 1:
+            q, k = q_BGTD, k_BGPD
+            if (R := v_BHPV.shape[1] // q.shape[1]) > 1:
                 q, k = q.repeat_interleave(R, 1), k.repeat_interleave(R, 1)
-            beta_BH = None if beta_BHT is None else beta_BHT.squeeze(2)
-            y_BHV, after = step(q, k, v, g, beta_BH, s_BHDV)
-            y_BHTV = y_BHV.unsqueeze(2)
-        elif self.kernel is not None and is_gpu(v_BHTV):  # checks run on a CPU
-            inputs = q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, s_BHDV
-            y_BHTV, after = by_fla(self.kernel, *inputs, documents, dtype)
+            y_BHV, after = step(q.squeeze(2), k, v_BHPV, g.squeeze(2), beta_BHP, s_BHDV)
+            s_BHDV.copy_(after)
+            return y_BHV.unsqueeze(2)
+        q, n = q_BGTD, self.writes
+        if n > 1:  # a token decays the state before its first write, and reads it after its last
+            q = F.pad(q.unsqueeze(3), (0, 0, n - 1, 0)).flatten(2, 3)
+            g = F.pad(g.unsqueeze(3), (0, n - 1)).flatten(2)
+            if documents is not None:
+                documents = Documents(n * documents.start_BT.repeat_interleave(n, 1))
+        if self.kernel is not None and is_gpu(q):  # checks run on a CPU
+            inputs = q, k_BGPD, v_BHPV, g, beta_BHP, s_BHDV
+            y_BHPV, after = by_fla(self.kernel, *inputs, documents, dtype)
         else:
             how = s_BHDV, self.chunk, documents and documents.start_BT
-            if beta_BHT is None:
-                y_BHTV, after = chunked_linear(q_BGTD, k_BGTD, v_BHTV, g, *how)
+            if beta_BHP is None:
+                y_BHPV, after = chunked_linear(q, k_BGPD, v_BHPV, g, *how)
             else:
-                y_BHTV, after = chunked_delta(q_BGTD, k_BGTD, v_BHTV, g, beta_BHT, *how)
+                y_BHPV, after = chunked_delta(q, k_BGPD, v_BHPV, g, beta_BHP, *how)
         if s_BHDV is not None:
             s_BHDV.copy_(after)
-        return y_BHTV
+        return y_BHPV if n == 1 else y_BHPV[:, :, n - 1 :: n]
 
     def choose_backend(
         self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
@@ -170,10 +180,10 @@ class RecurrentAttention(Attention):
         H, D, V = self.state_sizes
         if T == 1 < S:
             # `step`: a state decays in D V; what it gets and gives, and a correction, take 2 D V.
-            return (7 if self.delta else 5) * H * D * V
+            return (3 + (4 if self.delta else 2) * self.writes) * H * D * V
         how = {"delta": self.delta, "channels": self.by_channel}
         chunk = FLA_CHUNK if self.backend == "fla" else self.chunk
-        return count_flops(T, chunk, H, D, V, G=self.groups, **how)
+        return count_flops(T * self.writes, chunk, H, D, V, G=self.groups, **how)
 
 
 class ShortConvolution(nn.Module):
@@ -265,26 +275,28 @@ def scale_size(name: str, expand: float, size: int) -> int:
 
 def step(
     q_BHD: Tensor,
-    k_BHD: Tensor,
-    v_BHV: Tensor,
+    k_BHPD: Tensor,
+    v_BHPV: Tensor,
     g: Tensor,
-    beta_BH: Tensor | None,
+    beta_BHP: Tensor | None,
     s_BHDV: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the output [B, H, V] of one token, and the state after it.
+    """Return the output [B, H, V] of one token with P writes, and the state after it.
 
     g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
-    arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1.
+    arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1; several
+    writes: Siems et al. 2025, arXiv:2502.10297, sec. 3.
     """
     decay = g.exp()[..., None] if g.ndim == q_BHD.ndim else g.exp()[..., None, None]
     s_BHDV = decay * s_BHDV
-    write_BHV = v_BHV
-    if beta_BH is not None:
-        error_BHV = v_BHV - (k_BHD[..., None, :] @ s_BHDV).squeeze(-2)
-        write_BHV = beta_BH[..., None] * error_BHV
-    s_BHDV = s_BHDV + k_BHD[..., None] * write_BHV[..., None, :]
+    for i in range(k_BHPD.shape[2]):
+        k_BH1D, write_BH1V = k_BHPD[:, :, i : i + 1], v_BHPV[:, :, i : i + 1]
+        if beta_BHP is not None:
+            error_BH1V = write_BH1V - k_BH1D @ s_BHDV
+            write_BH1V = beta_BHP[:, :, i : i + 1, None] * error_BH1V
+        s_BHDV = s_BHDV + k_BH1D.mT * write_BH1V
     return (q_BHD[..., None, :] @ s_BHDV).squeeze(-2), s_BHDV
 
 

@@ -32,8 +32,8 @@ def chunked(inputs: list[Tensor], s_BHDV: Tensor | None, chunk: int, start_BT=No
 def recurrent(inputs: list[Tensor], s_BHDV: Tensor) -> tuple[Tensor, Tensor]:
     """The outputs and the last state, one step after the other."""
     y = []
-    for one in zip(*(x.unbind(2) for x in inputs), strict=True):
-        y_BHV, s_BHDV = step(*one[:4], one[4] if len(one) == 5 else None, s_BHDV)
+    for q, k, v, g, *beta in zip(*(x.split(1, 2) for x in inputs), strict=True):
+        y_BHV, s_BHDV = step(q[:, :, 0], k, v, g[:, :, 0], *(beta or [None]), s_BHDV)
         y.append(y_BHV)
     return torch.stack(y, 2), s_BHDV
 

@@ -155,6 +155,7 @@ KINDS = {
 }
 MENU = [
     *KINDS,
+    "attn=gated_deltanet attn.householders=2 attn.negative_eigenvalues=true",
     *(f"attn={name}" for name in menu("attn") if name != "cross_layer"),
     *(f"attn=gqa part={name} position=none" for name in menu("part") if name != "value_residual"),
     *(f"position={name}" for name in menu("position")),

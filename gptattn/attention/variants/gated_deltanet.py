@@ -1,7 +1,8 @@
 """Gated DeltaNet: linear attention that corrects what its state holds for a key, and forgets.
 
 The gated delta rule, S = exp(g) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
-`attention/recurrence.py`. Letters beside the usual ones: V value size of a head, C channels.
+`attention/recurrence.py`. Letters beside the usual ones: V value size of a head, C channels, P
+Householder steps of all tokens, T * householders.
 """
 
 from typing import Annotated, ClassVar
@@ -35,6 +36,14 @@ class GatedDeltaNet(RecurrentAttention):
     g = -exp(a_log) softplus(x w_a + decay_bias) and beta = sigmoid(x w_b). The heads' outputs pass
     an RMSNorm, a gate silu(x W_gate) and the output projection.
 
+    A token multiplies the state by exp(g) (I - beta k k^T), whose eigenvalue along k is at least 0.
+    With `negative_eigenvalues` beta = 2 sigmoid(x w_b) and it may be -1, a reflection: one layer
+    then tracks a parity. With `householders` n (DeltaProduct) a token decays the state once and
+    takes n such steps, each with a key, value and beta of its own, before it is read: a product of
+    n reflections can be any rotation or permutation that moves few enough things. Costs grow with
+    n, but for the state: keys, values and beta have n times the weights, and the recurrence of T
+    tokens is one of n T, in chunks of `chunk` steps.
+
     Queries and keys have `expand_k` times d_out channels, values and gate `expand_v` times. With
     1 and 1, heads are as large as in the model's other attentions: 5 d^2 + 2 d H weights, and
     3 d conv_size + 2 H + D small ones. The authors' code has 0.75 and 1.5, thus 6 d^2. Queries and
@@ -42,8 +51,10 @@ class GatedDeltaNet(RecurrentAttention):
     no position, and it has no dropout, as in the paper. `conv_size` None or 0: no convolutions.
     Raises ValueError for impossible sizes.
 
-    Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.1 and 3.4; initial values as in the authors'
-    fla library.
+    Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.1 and 3.4; negative eigenvalues: Grazzi et
+    al. 2024, arXiv:2411.12537, sec. 4; Householder steps: Siems et al. 2025, arXiv:2502.10297,
+    sec. 3; initial values as in the authors' fla library, layers GatedDeltaNet and
+    GatedDeltaProduct.
     """
 
     delta: ClassVar[bool] = True
@@ -59,6 +70,8 @@ class GatedDeltaNet(RecurrentAttention):
         expand_k: float = 1.0,
         expand_v: float = 1.0,
         value_heads: Annotated[int, Meta(ge=1)] = 1,
+        negative_eigenvalues: bool = False,
+        householders: Annotated[int, Meta(ge=1)] = 1,
         chunk: Chunk = 32,
         norm_eps: Eps = 1e-5,
         backend: Backend = "auto",
@@ -70,11 +83,17 @@ class GatedDeltaNet(RecurrentAttention):
         states = self.states = num_heads * value_heads
         # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
         self.state_sizes = states, D, V
-        keys, values = num_heads * D, states * V
-        self.channels = (keys, keys, values)
-        self.W_query, self.W_key = (Linear(d_in, keys, bias=False) for _ in range(2))
-        self.W_value, self.W_gate = (Linear(d_in, values, bias=False) for _ in range(2))
-        self.W_decay, self.W_beta = (Linear(d_in, states, bias=False) for _ in range(2))
+        self.negative_eigenvalues, self.writes = negative_eigenvalues, householders
+        keys, values, n = num_heads * D, states * V, householders
+        self.channels = (keys, n * keys, n * values)
+        self.W_query, self.W_key = (
+            Linear(d_in, keys, bias=False),
+            Linear(d_in, n * keys, bias=False),
+        )
+        self.W_value = Linear(d_in, n * values, bias=False)
+        self.W_gate = Linear(d_in, values, bias=False)
+        self.W_decay = Linear(d_in, states, bias=False)
+        self.W_beta = Linear(d_in, n * states, bias=False)
         self.conv = self.make_convolution(sum(self.channels), conv_size)
         # exp(a_log) from 0 to 16; at 0 itself the logarithm would be infinite.
         self.a_log_H = nn.Parameter(torch.empty(states).uniform_(0.01, 16).log())
@@ -94,16 +113,22 @@ class GatedDeltaNet(RecurrentAttention):
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             rate_BTH = F.softplus(decay.to(wide) + self.decay_bias_H.to(wide))
-            g_BHT = (-self.a_log_H.to(wide).exp() * rate_BTH).mT
-            beta_BHT = beta.to(wide).sigmoid().mT
+            g_BTH = -self.a_log_H.to(wide).exp() * rate_BTH
+            beta = beta.to(wide).sigmoid()
+            if self.negative_eigenvalues:
+                beta = 2 * beta
+            # The steps of a token one after the other, as if they were tokens.
+            k_BPC, v_BPC, beta_BPH = (
+                x.unflatten(-1, (self.writes, -1)).flatten(1, 2) for x in (k, v, beta)
+            )
             q_BHTD = unit_length(split_heads(q.to(wide), self.num_heads)) * self.key_size**-0.5
-            k_BHTD = unit_length(split_heads(k.to(wide), self.num_heads))
-            v_BHTV = split_heads(v.to(wide), self.states)
+            k_BHPD = unit_length(split_heads(k_BPC.to(wide), self.num_heads))
+            v_BHPV = split_heads(v_BPC.to(wide), self.states)
             if self.states > self.num_heads:  # value heads that share queries and keys
-                q_BHTD, k_BHTD = (
-                    x.repeat_interleave(self.states // self.num_heads, 1) for x in (q_BHTD, k_BHTD)
+                q_BHTD, k_BHPD = (
+                    x.repeat_interleave(self.states // self.num_heads, 1) for x in (q_BHTD, k_BHPD)
                 )
-            inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
+            inputs = q_BHTD, k_BHPD, v_BHPV, g_BTH.mT, beta_BPH.mT
             y_BHTV = self.recur(*inputs, cache, positions, gate.dtype)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))
