@@ -287,7 +287,7 @@ def step(
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
     arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1; several
-    writes: Siems et al. 2025, arXiv:2502.10297, sec. 3.
+    writes: Siems et al. 2025, arXiv:2502.10297.
     """
     decay = g.exp()[..., None] if g.ndim == q_BHD.ndim else g.exp()[..., None, None]
     s_BHDV = decay * s_BHDV

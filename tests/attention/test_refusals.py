@@ -33,6 +33,7 @@ REFUSED = {
     f"{DELTA} attn.conv_size=12": "attn.conv_size: context_length=11",
     f"{DELTA} attn.chunk=0": "attn.chunk: >= 1",
     f"{DELTA} attn.expand_v=1.5": "attn.expand_v: 1/5",
+    f"{DELTA} attn.householders=0": "attn.householders: >= 1",
     f"{MAMBA} attn.groups=5": "attn.groups: [1, 2, 3, 4, 6",
     f"{MAMBA} attn.head_dim=7": "attn.expand: multiple",
     # What layers share

@@ -36,13 +36,13 @@ class GatedDeltaNet(RecurrentAttention):
     g = -exp(a_log) softplus(x w_a + decay_bias) and beta = sigmoid(x w_b). The heads' outputs pass
     an RMSNorm, a gate silu(x W_gate) and the output projection.
 
-    A token multiplies the state by exp(g) (I - beta k k^T), whose eigenvalue along k is at least 0.
-    With `negative_eigenvalues` beta = 2 sigmoid(x w_b) and it may be -1, a reflection: one layer
-    then tracks a parity. With `householders` n (DeltaProduct) a token decays the state once and
-    takes n such steps, each with a key, value and beta of its own, before it is read: a product of
-    n reflections can be any rotation or permutation that moves few enough things. Costs grow with
-    n, but for the state: keys, values and beta have n times the weights, and the recurrence of T
-    tokens is one of n T, in chunks of `chunk` steps.
+    A token multiplies the state by exp(g) (I - beta k k^T), whose eigenvalue along k is above 0.
+    With `negative_eigenvalues` beta = 2 sigmoid(x w_b), and it may be nearly -1, a reflection, so
+    that one layer can track a parity. With `householders` n (DeltaProduct) a token decays the state
+    once and takes n such steps, each with a key, value and beta of its own, before it is read: n
+    reflections can permute n + 1 things in any way. Keys, values and beta then have n times the
+    weights, the recurrence of T tokens is one of n T, in chunks of `chunk` steps, and the state
+    stays as large.
 
     Queries and keys have `expand_k` times d_out channels, values and gate `expand_v` times. With
     1 and 1, heads are as large as in the model's other attentions: 5 d^2 + 2 d H weights, and
@@ -52,9 +52,8 @@ class GatedDeltaNet(RecurrentAttention):
     Raises ValueError for impossible sizes.
 
     Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.1 and 3.4; negative eigenvalues: Grazzi et
-    al. 2024, arXiv:2411.12537, sec. 4; Householder steps: Siems et al. 2025, arXiv:2502.10297,
-    sec. 3; initial values as in the authors' fla library, layers GatedDeltaNet and
-    GatedDeltaProduct.
+    al. 2024, arXiv:2411.12537; Householder steps: Siems et al. 2025, arXiv:2502.10297; initial
+    values as in the authors' fla library, layers GatedDeltaNet and GatedDeltaProduct.
     """
 
     delta: ClassVar[bool] = True
