@@ -1,20 +1,23 @@
-"""Checks the attention track's shipped results against today's code, by their fingerprints.
+"""Checks the shipped results of track and battery against today's code, by their fingerprints.
 
 With `renew=true` a result whose fingerprint differs gets today's and a new version, and is stale
 until its runs have been made again: for a change of the mathematics that is meant. A result without
-a fingerprint gets one.
+a fingerprint gets one. A result of the battery also differs if its task has other held-out rows.
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NoReturn
 
 import msgspec
 
+from gptattn.build.data import build_data
 from gptattn.cli.arguments import option, parse, run_script
+from gptattn.compare.battery import Result, read_tasks
 from gptattn.compare.finished_runs import SHIPPED
-from gptattn.compare.track import read_shipped, write_shipped
+from gptattn.compare.track import Entry, read_shipped, write_shipped
 from gptattn.errors import ConfigError
 from gptattn.settings.values import suggest
 from gptattn.training.fingerprint import agrees, compute_fingerprint
@@ -31,16 +34,23 @@ class Arguments:
 def check(arguments: Sequence[str]) -> None:
     """Print each entry with what its fingerprint says; write those to be renewed."""
     args = parse(Arguments, arguments)
-    names = {entry.name for folder in SHIPPED.values() for entry in read_shipped(folder)}
+    shipped = {
+        experiment: read_shipped(folder, Result if experiment == "battery" else Entry)
+        for experiment, folder in SHIPPED.items()
+    }
+    names = {entry.name for entries in shipped.values() for entry in entries}
     if args.entry not in ("all", *names):
         raise ConfigError("entry", f"{args.entry!r} is not shipped; {suggest(args.entry, names)}")
-    for experiment, folder in SHIPPED.items():
-        entries = read_shipped(folder)
+    tasks = read_tasks(lambda cfg: build_data(cfg).text_hash)
+    rows = {name: task.facts["rows"] for name, task in tasks.items()}
+    known = cache(lambda *overrides: compute_fingerprint(overrides))  # a row's tasks share it
+    for experiment, entries in shipped.items():
         for i, entry in enumerate(entries):
             if args.entry not in ("all", entry.name):
                 continue
-            found = compute_fingerprint(entry.list_overrides(experiment))
-            said = "holds" if agrees(entry.fingerprint, found) else "differs"
+            found = known(*entry.list_overrides(experiment))
+            same = not isinstance(entry, Result) or rows.get(entry.task) == entry.facts["rows"]
+            said = "holds" if same and agrees(entry.fingerprint, found) else "differs"
             if not entry.fingerprint or (said == "differs" and args.renew):
                 again = bool(entry.fingerprint)
                 said += ", renewed"
@@ -50,8 +60,9 @@ def check(arguments: Sequence[str]) -> None:
                     version=entry.version + again,
                     stale=entry.stale or again,
                 )
-            print(f"{experiment}: {entry.name} after {entry.steps:,} steps: {said}", flush=True)
-        write_shipped(entries, folder)
+            what = entry.task if isinstance(entry, Result) else f"{entry.steps:,} steps"
+            print(f"{experiment}: {entry.name}, {what}: {said}", flush=True)
+        write_shipped(entries, SHIPPED[experiment])
 
 
 def main() -> NoReturn:

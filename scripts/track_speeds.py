@@ -28,9 +28,7 @@ STEPS = 3  # per round
 
 def prepare(entry: Entry, experiment: str) -> Ready:
     """Return the entry, its width matched, ready to train."""
-    first, *rest = entry.name.split()
-    typed = [first if "=" in first else f"attn={first}", *rest]
-    overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *typed]
+    overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *entry.typed]
     return preflight(settings(overrides), plans=True)
 
 
@@ -46,7 +44,7 @@ def run(arguments: Sequence[str]) -> None:
     """Turn, print and write."""
     args = parse(Arguments, arguments)
     set_threads(1)
-    entries = read_shipped(args.folder)
+    entries = read_shipped(args.folder, Entry)
     unique = {entry.name: entry for entry in entries}
     runs = {name: prepare(entry, args.folder.name) for name, entry in unique.items()}
     turns = {name: partial(train_steps, one, STEPS) for name, one in runs.items()}

@@ -122,7 +122,7 @@ class RecurrentAttention(Attention):
         if isinstance(positions, Tensor):  # a missing token neither decays the state nor writes
             there = (positions >= 0)[..., None, :, None]
             g = g * (there if g.ndim == q_BGTD.ndim else there[..., 0])
-            k_BGPD = k_BGPD * there.repeat_interleave(self.writes, 2)
+            k_BGPD = k_BGPD * there.repeat_interleave(self.writes, -2)
         if s_BHDV is not None and q_BGTD.shape[2] == 1:
             q, k = q_BGTD, k_BGPD
             if (R := v_BHPV.shape[1] // q.shape[1]) > 1:

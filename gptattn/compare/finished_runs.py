@@ -28,8 +28,8 @@ from gptattn.settings.record import complete_record
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
 # Keys of Run.settings that Run.provenance also records.
 OF_PROVENANCE = ("text", "device", "init_from")
-# The attention track's entries, and those at its gate, by the folder of an experiment's runs.
-SHIPPED = {name: CONF.parent / "benchmarks" / name for name in ("track", "track_gate")}
+# The attention track's entries, those at its gate, and the battery's, by the folder of their runs.
+SHIPPED = {n: CONF.parent / "benchmarks" / n for n in ("track", "track_gate", "battery")}
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 
 
@@ -135,7 +135,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
 
 
 def find_experiment(runs: Sequence[Run]) -> str | None:
-    """Return which of SHIPPED these runs belong to: the track, its gate, or none."""
+    """Return which of SHIPPED these runs belong to; None: none."""
     homes = {run.folder.absolute().parent.name for run in runs}
     return homes.pop() if len(homes) == 1 and homes <= SHIPPED.keys() else None
 

@@ -10,8 +10,9 @@ import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
+from textwrap import fill
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from gptattn.compare.battery import RECALL, Battery, describe_accuracies
 from gptattn.compare.comparison import COSTS, Comparison, Row, Section
 from gptattn.compare.curves import (
     MIN_FOR_BAND,
@@ -37,7 +39,7 @@ from gptattn.compare.curves import (
     position_losses,
 )
 from gptattn.compare.statistics import Estimate, pair_by_seed, pareto_front
-from gptattn.compare.track import Track
+from gptattn.compare.track import CONTEXTS, Track
 from gptattn.compare.verdicts import signed
 from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
@@ -233,14 +235,81 @@ def draw_track(track: Track) -> Plot:
             inside = least < row.effective.value < most
             style = {"marker": "D" if inside else "<>"[row.effective.value > 1], "markersize": 4}
             axes.plot(np.clip(row.effective.value, least, most), y, color=colour, **style)
-        low, high = min(axes.get_xlim()[0], 0.88), max(axes.get_xlim()[1], 1.14)
-        axes.set_xlim(low, high)  # ticks on both sides of 1
-        ticks = COARSE if high > 5 * low else sorted({*COARSE, *FINE})
-        axes.set_xticks([x for x in ticks if low <= x <= high])
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set(xlabel="effective compute (right is better)")
+        low, high = axes.get_xlim()
+        _scale_compute(axes, min(low, 0.88), max(high, 1.14))  # ticks on both sides of 1
         return _render(axes, "track", "The attention track")
+
+
+def draw_battery(battery: Battery) -> Plot:
+    """Draw the accuracy of each row on each task, coloured from chance to 1."""
+    tasks, rows = [*battery.tasks], battery.rows
+    shades = np.full((len(rows), len(tasks)), np.nan)
+    with rc_context(STYLE):
+        axes = new_axes((2.2 + 0.95 * len(tasks), 0.5 + 0.3 * len(rows)))
+        for (y, (name, row)), (x, task) in product(enumerate(rows.items()), enumerate(tasks)):
+            if values := battery.list_accuracies(name, task):
+                shades[y, x] = (np.mean(values) - row[task].chance) / (1 - row[task].chance)
+                colour = "#ffffff" if shades[y, x] > 0.5 else "#101010"  # in light and dark mode
+                words = {"ha": "center", "va": "center", "fontsize": 8}
+                axes.text(x, y, describe_accuracies(values), color=colour, **words)
+        axes.imshow(shades, cmap="Blues", vmin=-0.1, vmax=1.1, aspect="auto")
+        axes.set_xticks(range(len(tasks)), tasks)
+        axes.set_yticks(range(len(rows)), [fill(_shorten(name), 44) for name in rows], fontsize=8)
+        axes.tick_params(length=0, labeltop=True, labelbottom=False)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        return _render(axes, "battery", "The battery")
+
+
+def draw_recall(battery: Battery, track: Track) -> Plot | None:
+    """Draw recall against effective compute, each marker as large as the cache or state.
+
+    None without two rows that are in both tables.
+    """
+    base = track.baseline[track.budgets[0]]
+    reach = [one.flops / base.flops for one in track.baseline.values()]
+    known = [(row.entry, row.effective.value) for row in track.rows if row.entry.name != base.name]
+    known = sorted([*known, (base, 1.0)], key=lambda one: -one[1])
+    points = [
+        (entry.name, np.clip(value, min(reach), max(reach)), 100 * np.mean(values), entry.caches)
+        for entry, value in known
+        if entry.name in battery.rows and (values := battery.list_accuracies(entry.name, RECALL))
+    ]
+    held = sorted(caches[-1] for *_, caches in points if caches)
+    if len(points) < 2 or not held:
+        return None
+
+    def style(cache: int) -> Look:
+        size = 4 + 1.2 * math.log2(cache / held[0])
+        return {"color": COLOURS[0], "alpha": 0.6, "markersize": size, "linestyle": "none"}
+
+    with rc_context(STYLE):
+        axes = new_axes((SIZE[0] + 2.4, SIZE[1] + 0.6))
+        for i, (_, x, y, caches) in enumerate(points):
+            look = style(caches[-1]) if caches else {"color": COLOURS[0]}
+            axes.plot(x, y, "o" if caches else "x", **look)
+            away = (0, 8 if i % 2 else -13)  # many lie side by side
+            axes.annotate(f"{i + 1}", (x, y), away, textcoords="offset points", ha="center")
+        for cache in {held[0]: 0, held[-1]: 0}:
+            label = f"{EngFormatter('B', 0)(cache)} of cache or state at {CONTEXTS[-1]:,} tokens"
+            axes.plot([], [], "o", label=label, **style(cache))
+        names = (f"{i}  {_shorten(name)}" for i, (name, *_) in enumerate(points, start=1))
+        axes.text(1.02, 1, "\n".join(names), transform=axes.transAxes, va="top", fontsize=7)
+        axes.margins(0.1)
+        _scale_compute(axes, *axes.get_xlim())
+        axes.set(ylabel=f"{RECALL}, accuracy in %")
+        return _render(axes, "battery_recall", "Recall against effective compute")
+
+
+def _scale_compute(axes: Any, low: float, high: float) -> None:
+    """Show effective compute between these ends on the x axis, on a log scale."""
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low, high)
+    ticks = COARSE if high > 5 * low else sorted({*COARSE, *FINE})
+    axes.set_xticks([x for x in ticks if low <= x <= high])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set(xlabel="effective compute (right is better)")
 
 
 def _shorten(name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
+from gptattn.compare.battery import Battery, battery_table
 from gptattn.compare.board import describe_board, write_board
 from gptattn.compare.comparison import COSTS, Comparison
 from gptattn.compare.curves import Curves, read_all_curves
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
 ONE = "forest_loss|accuracy_length"
 FORMER = re.compile(rf"(\d+_)?({ONE}|loss_({OF_LOSS})|pareto_({'|'.join(COSTS)}))\.(svg|png)")
-FILES = ("comparison.*", "track.*", "*forest_loss.*", "*loss_*.*", "*accuracy_*.*", "*pareto_*.*")
+FILES = ("comparison.*", "track.*", "battery*.*")
+FILES += ("*forest_loss.*", "*loss_*.*", "*accuracy_*.*", "*pareto_*.*")
 
 
 def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] = ()) -> None:
@@ -107,6 +109,19 @@ def write_track(track: Track, out: Path) -> Path:
     _write(out / "track.csv", track_table(track).to_csv())
     _write_plot(draw_track(track), out)
     return out / "track.png"
+
+
+def write_battery(battery: Battery, track: Track, out: Path) -> Path:
+    """Write or replace battery.{csv,svg,png}, and battery_recall.{svg,png} if rows are in both.
+
+    Return the path of the heat map. Raises DiskError.
+    """
+    from gptattn.compare.plots import draw_battery, draw_recall
+
+    _write(out / "battery.csv", battery_table(battery).to_csv())
+    for plot in filter(None, (draw_battery(battery), draw_recall(battery, track))):
+        _write_plot(plot, out)
+    return out / "battery.png"
 
 
 def _write_plot(plot: "Plot", out: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -54,9 +54,37 @@ FACTS = (
 )
 Ratio = tuple[float, Interval]
 OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry may set
+Given = TypeVar("Given", bound="HeldEntry")
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Results of an attention, held by hashes of the code or, once shipped, by a fingerprint."""
+
+    name: str  # the overrides that make it
+    # Module -> hash, of those that the result depends on: what holds an entry of one's own.
+    code: dict[str, str] = {}
+    # By `training.fingerprint`, with the code that made the results: what holds a shipped entry.
+    fingerprint: list[float] = []
+    version: int = 1  # of its mathematics
+    stale: bool = False  # made by an earlier version
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is held by a fingerprint, not by hashes of the code."""
+        return bool(self.fingerprint)
+
+    @property
+    def typed(self) -> list[str]:
+        """The overrides that make it, one by one."""
+        first, *others = self.name.split()
+        return [first if "=" in first else f"attn={first}", *others]
+
+    def trim(self) -> Self:
+        """Return it without the settings that its fingerprint holds."""
+        return self
+
+
+class Entry(HeldEntry, frozen=True, omit_defaults=True):
     """An attention in the track's regime, trained for so many steps."""
 
     name: str  # the overrides that make it
@@ -70,16 +98,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     # holds the others.
     regime: dict[str, str]
     # (step, training loss in nats) of one of the runs: the log of a record, read by people alone.
-    curve: list[tuple[int, float]] = []
+    curve: list[tuple[int, float]] = msgspec.field(default_factory=list)
     # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
-    speeds: list[float] = []
+    speeds: list[float] = msgspec.field(default_factory=list)
     machine: str = ""  # that measured them
-    # Module -> hash, of those that the result depends on: what holds an entry of one's own.
-    code: dict[str, str] = {}
-    # By `training.fingerprint`, with the code that made the losses: what holds a shipped entry.
-    fingerprint: list[float] = []
-    version: int = 1  # of its mathematics
-    stale: bool = False  # made by an earlier version
 
     @property
     def loss(self) -> float:
@@ -88,20 +110,17 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def list_overrides(self, experiment: str) -> list[str]:
         """Return what to type for its runs, in the experiment of this name, except the seed."""
-        first, *others = self.name.split()
-        attn = first if "=" in first else f"attn={first}"
         budget = f"budget.steps={self.steps}"
-        return [f"experiment={experiment}", budget, f"optim.lr={self.rate}", attn, *others]
-
-    @property
-    def is_shipped(self) -> bool:
-        """Whether it is held by a fingerprint, not by hashes of the code."""
-        return bool(self.fingerprint)
+        return [f"experiment={experiment}", budget, f"optim.lr={self.rate}", *self.typed]
 
     @property
     def is_baseline(self) -> bool:
         """Whether it is the baseline, with its own seeds."""
         return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
+
+    def trim(self) -> Self:
+        facts = {key: value for key, value in self.regime.items() if key in FACTS}
+        return msgspec.structs.replace(self, regime=facts)
 
 
 def read_entries(
@@ -165,18 +184,18 @@ def list_regime(settings: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in settings.items() if k not in own and not OWN.match(k)}
 
 
-def read_shipped(folder: Path) -> list[Entry]:
+def read_shipped(folder: Path, kind: type[Given]) -> list[Given]:
     """Return the entries in a folder of JSON files. Raises DataError for one that is damaged."""
-    found = []
+    found: list[Given] = []
     for file in sorted(folder.glob("*.json")):
         try:
-            found += msgspec.json.decode(file.read_bytes(), type=list[Entry])
+            found += msgspec.json.decode(file.read_bytes(), type=list[kind])
         except msgspec.MsgspecError as error:
-            raise DataError("track", f"{file} cannot be read: {error}") from error
+            raise DataError(folder.name, f"{file} cannot be read: {error}") from error
     return found
 
 
-def ship(entry: Entry, fingerprint: Sequence[float], shipped: Iterable[Entry]) -> Entry:
+def ship(entry: Given, fingerprint: Sequence[float], shipped: Iterable[Given]) -> Given:
     """Return an entry of one's own as it is shipped, in place of one of these."""
     version = max((one.version for one in shipped if one.name == entry.name), default=1)
     return msgspec.structs.replace(
@@ -184,13 +203,12 @@ def ship(entry: Entry, fingerprint: Sequence[float], shipped: Iterable[Entry]) -
     )
 
 
-def write_shipped(entries: Iterable[Entry], folder: Path) -> None:
-    """Write each entry's file, with all of its budgets. Raises DiskError."""
-    named: dict[str, list[Entry]] = {}
+def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
+    """Write a file for each name, with all of its entries. Raises DiskError."""
+    named: dict[str, list[HeldEntry]] = {}
     for entry in entries:
-        facts = {key: value for key, value in entry.regime.items() if key in FACTS}
-        own = named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), [])
-        own.append(msgspec.structs.replace(entry, regime=facts))
+        name = re.sub(r"[^\w.-]+", "_", entry.name).strip("_")
+        named.setdefault(name, []).append(entry.trim())
     for name, own in named.items():
         data = msgspec.json.format(msgspec.json.encode(own), indent=1) + b"\n"
         write_atomically(folder / f"{name}.json", lambda file, data=data: file.write(data))

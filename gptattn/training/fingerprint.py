@@ -75,7 +75,7 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
             with torch.no_grad():
                 for matrix in model.layer_matrices():
                     matrix *= GAIN if matrix.std() < SMALL else 1.0
-            data = SyntheticTokens(cfg.data["even_windows"])
+            data = SyntheticTokens(cfg.data.get("even_windows", False))
             module = LanguageModel(
                 model,
                 cfg,

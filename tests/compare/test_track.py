@@ -304,10 +304,10 @@ def test_shipped_entries_are_read_back_and_a_damaged_file_is_named(tmp_path):
     entries = [*BASE, changed(BASE[0], name="mha part=[gate]")]
     write_shipped(entries, tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["mha.json", "mha_part_gate.json"]
-    assert read_shipped(tmp_path) == entries
+    assert read_shipped(tmp_path, Entry) == entries
     (tmp_path / "mha.json").write_text("[{}]")
     with refuses("*: mha.json", 3):
-        read_shipped(tmp_path)
+        read_shipped(tmp_path, Entry)
 
 
 def test_runs_of_the_track_become_entries_with_their_cache_at_both_lengths(tmp_path):
@@ -372,12 +372,12 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
     assert made == {"track.csv", "track.svg", "track.png"}
     assert {file.name for file in (tmp_path / "shipped").iterdir()} == {"mha.json", "gqa.json"}
     assert err.count("once for this code") == 4
-    (gqa,) = [one for one in read_shipped(tmp_path / "shipped") if one.name == "gqa"]
+    (gqa,) = [one for one in read_shipped(tmp_path / "shipped", Entry) if one.name == "gqa"]
     assert gqa.fingerprint == [4.0]
     for folder in home.glob("mha_*_000050"):  # the shipped baseline takes their place
         shutil.rmtree(folder)
     report(home, "ship=true")  # and stays in its file, beside what was trained again
-    assert [one.steps for one in read_shipped(tmp_path / "shipped")] == [100, 50, 100, 200]
+    assert [one.steps for one in read_shipped(tmp_path / "shipped", Entry)] == [100, 50, 100, 200]
     assert "once for this code" not in capfd.readouterr().err
     report(tmp_path / "shipped")
     assert re.search(r"gqa +3 ", capfd.readouterr().out)

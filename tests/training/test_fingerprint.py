@@ -6,6 +6,7 @@ If one fails, the mathematics of that entry has changed. If it was meant,
 
 import pytest
 
+from gptattn.compare.battery import Result
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import Entry, read_shipped
 from gptattn.training.fingerprint import FingerprintCache, agrees, compute_fingerprint
@@ -20,16 +21,17 @@ QUICK = {
         "pattern=[gated_deltanet,sliding]",
     ),
     "track_gate": ("kda position=none",),
+    "battery": ("gated_deltanet position=none",),
 }
 ENTRIES = [
     pytest.param(
         experiment,
         entry,
-        id=f"{experiment}: {entry.name} after {entry.steps} steps",
+        id=f"{experiment}: {entry.name}, {getattr(entry, 'steps', '')}",
         marks=[] if entry.name in QUICK[experiment] else pytest.mark.slow,
     )
     for experiment, folder in SHIPPED.items()
-    for entry in read_shipped(folder)
+    for entry in read_shipped(folder, Result if experiment == "battery" else Entry)
     if not entry.stale
 ]
 
@@ -41,7 +43,7 @@ def test_the_code_gives_a_shipped_result_its_fingerprint(experiment, entry):
 
 
 def shipped(name: str) -> Entry:
-    entries = read_shipped(SHIPPED["track"])
+    entries = read_shipped(SHIPPED["track"], Entry)
     return next(one for one in entries if one.name == name and not one.is_baseline)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,16 +14,13 @@ from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder
 
-if TYPE_CHECKING:
-    from gptattn.compare.track import Entry
-
 
 @dataclass(frozen=True)
 class Arguments:
     """outputs/attention_suite markdown=true"""
 
     folder: tuple[Path, ...] = option(
-        "of runs or sweeps, or benchmarks/track; folder= may be left out, and several may be given",
+        "of runs or sweeps, or below benchmarks; folder= may be left out, and several may be given",
         (Path("outputs"),),
         positional=True,
     )
@@ -40,7 +36,8 @@ class Arguments:
     markdown: bool = option("true: only print the table, as Markdown", False)
     speed: bool = option("true: measure the speeds that are missing, on this machine", False)
     ship: bool = option(
-        "true, for the attention track: also write each entry to benchmarks/, to be shipped", False
+        "true, for the track and the battery: also write each entry to benchmarks/, to be shipped",
+        False,
     )
 
 
@@ -55,10 +52,12 @@ def run(arguments: Sequence[str]) -> None:
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = ([], []) if experiment else read_runs(args.folder)
     if (experiment := experiment or find_experiment(runs)) is not None:
-        _report_track(args, runs, skipped, experiment)
+        _report_shipped(args, runs, skipped, experiment)
         return
     if args.ship:
-        raise ConfigError("ship", "these are not runs of the attention track; leave it out")
+        raise ConfigError(
+            "ship", "these are not runs of the attention track or the battery; leave it out"
+        )
 
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import all_tables, warning_lines
@@ -96,12 +95,21 @@ def run(arguments: Sequence[str]) -> None:
     publish(comparison, out, still_open)
 
 
-def _report_track(
+def _report_shipped(
     args: Arguments, runs: Sequence[Run], skipped: Sequence[str], experiment: str
 ) -> None:
-    """Print the attention track with these runs in it; write track.csv and its figure."""
-    from gptattn.compare.report import FILES, describe_open_sweeps, write_track
+    """Print the attention track or the battery with these runs in it; write its files."""
+    from gptattn.build.data import build_data
+    from gptattn.compare.battery import (
+        Result,
+        battery_table,
+        make_battery,
+        read_results,
+        read_tasks,
+    )
+    from gptattn.compare.report import FILES, describe_open_sweeps, write_battery, write_track
     from gptattn.compare.track import (
+        Entry,
         list_regime,
         make_track,
         read_entries,
@@ -118,27 +126,40 @@ def _report_track(
 
     for name in ("baseline", "by", "metrics", "speed"):
         if getattr(args, name):
-            raise ConfigError(name, "does not apply to the attention track; leave it out")
+            raise ConfigError(name, f"does not apply to {experiment}; leave it out")
     for line in [f"skipped: {one}" for one in skipped] + [
         f"open: {one}" for one in describe_open_sweeps(args.folder)
     ]:
         print(line, file=sys.stderr)
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
 
-    def compute(entry: "Entry") -> list[float]:
+    def compute(entry: Entry | Result) -> list[float]:
         overrides = entry.list_overrides(experiment)
         if not cache.has(overrides):
-            what = f"{entry.name} at {entry.steps:,} steps"
-            print(f"once for this code: three training steps of {what}", file=sys.stderr)
+            print(f"once for this code: three training steps of {entry.name}", file=sys.stderr)
         return cache.compute(overrides)
 
-    shipped = SHIPPED[experiment]
-    own, others = read_entries(runs, count_caches), read_shipped(shipped)
-    if own:  # which must have the experiment's settings of today
-        today = list_regime(result_settings(flat(asdict(settings([f"experiment={experiment}"])))))
-        others = [msgspec.structs.replace(one, regime=today | one.regime) for one in others]
-    track = make_track(own, others, lambda entry: agrees(entry.fingerprint, compute(entry)))
-    table = track_table(track)
+    def holds(entry: Entry | Result) -> bool:
+        return agrees(entry.fingerprint, compute(entry))
+
+    home = SHIPPED[experiment]
+    if experiment == "battery":
+        results, others = read_results(runs, count_caches), read_shipped(home, Result)
+        tasks = read_tasks(lambda cfg: build_data(cfg).text_hash)
+        battery = make_battery([*results, *others], tasks, holds)
+        track = make_track([], read_shipped(SHIPPED["track"], Entry))
+        table, write = battery_table(battery), partial(write_battery, battery, track)
+        known = [result for row in battery.rows.values() for result in row.values()]
+    else:
+        results, others = read_entries(runs, count_caches), read_shipped(home, Entry)
+        if results:  # which must have the experiment's settings of today
+            today = list_regime(
+                result_settings(flat(asdict(settings([f"experiment={experiment}"]))))
+            )
+            others = [msgspec.structs.replace(one, regime=today | one.regime) for one in others]
+        track = make_track(results, others, holds)
+        table, write = track_table(track), partial(write_track, track)
+        known = [*track.baseline.values(), *(row.entry for row in track.rows)]
     if args.markdown:
         print(table.to_markdown(), *(f"- {note}" for note in table.notes), sep="\n")
     else:
@@ -146,18 +167,17 @@ def _report_track(
     if track.rows and args.files and not args.markdown and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
         claim_folder(out, "report", "out", *FILES)
-        print(f"figure: {write_track(track, out)}")
+        print(f"figure: {write(out)}")
     if args.ship:
-        trained = {entry.name for entry in own}
-        known = [*track.baseline.values(), *(row.entry for row in track.rows)]
+        trained = {entry.name for entry in results}
         chosen = [
             entry if entry.is_shipped else ship(entry, compute(entry), others)
             for entry in known
             if entry.name in trained
         ]
-        write_shipped(chosen, shipped)
+        write_shipped(chosen, home)
         names = ", ".join(dict.fromkeys(entry.name for entry in chosen))
-        print(f"shipped to {shipped}: {names or 'nothing'}")
+        print(f"shipped to {home}: {names or 'nothing'}")
 
 
 main = partial(run_script, run, Arguments)

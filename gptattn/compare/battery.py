@@ -1,0 +1,216 @@
+"""The battery: runs of `experiment=battery` beside the shipped results, as one table of tasks.
+
+The file reads downwards: the tasks; a result, from runs or from a file in benchmarks/battery; the
+table. `plots.py` has the figures.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+
+from gptattn.compare.finished_runs import Run
+from gptattn.compare.rows import RATE
+from gptattn.compare.table import MISSING, Table
+from gptattn.compare.track import HeldEntry, list_regime, name_entry
+from gptattn.errors import DataError
+from gptattn.machine.source_code import hash_of
+from gptattn.runs.folder import LOADER
+from gptattn.runs.metrics import ACCURACY, PARAMS, SLICE
+from gptattn.settings.config import CONF, TrainConfig
+from gptattn.settings.identity import flat, result_settings
+
+SOLVED = 0.99  # accuracy
+SEEDS = 3  # of each task
+RECALL = "mixed recall"  # what stands beside effective compute
+CONTEXT = "model.context_length"
+# How the settings begin that a result must share with the experiment of today.
+FACTS = ("data.", "model.", "optim.", "budget", "batch_size", "match", "validation.lengths")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of the experiment, as it is today."""
+
+    facts: Mapping[str, str]  # the settings of its runs, and the hash of its rows
+    length: int  # tokens of a row at which its accuracy counts
+    metric: str  # that accuracy
+
+
+def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, Task]:
+    """Return the tasks of conf/experiment/battery.yaml, by name."""
+    from gptattn.settings.compose import settings  # imports Hydra
+
+    file = CONF / "experiment" / "battery.yaml"
+    sweeper = yaml.load(file.read_text(encoding="utf-8"), LOADER)["hydra"]["sweeper"]
+    tasks = {}
+    for variant in sweeper["variants"]:
+        cfg = settings(["experiment=battery", *variant.split()])
+        facts = _list_facts(result_settings(flat(asdict(cfg))), hash_rows(cfg))
+        asked = max(cfg.validation.lengths, default=None)
+        metric = ACCURACY if asked is None else f"{SLICE}{asked}"
+        name = _name_task(cfg.choices, facts)
+        tasks[name] = Task(facts, asked or cfg.model.context_length, metric)
+    return tasks
+
+
+def _list_facts(settings: Mapping[str, str], rows: str) -> dict[str, str]:
+    known = list_regime(settings) | {"budget": settings["budget"]}
+    return {k: v for k, v in known.items() if k.startswith(FACTS)} | {"rows": rows}
+
+
+def _name_task(choices: Mapping[str, str], facts: Mapping[str, str]) -> str:
+    data = choices.get("data", "no task")
+    return facts["data.group"].upper() if data == "permutations" else data.replace("_", " ")
+
+
+class Result(HeldEntry, frozen=True, omit_defaults=True):
+    """What the runs of an entry came to on one task."""
+
+    name: str
+    task: str
+    rate: float
+    steps: dict[int, int]  # by seed
+    accuracies: dict[int, dict[str, float]]  # by seed, then by metric: of all, a length, a slice
+    chance: float  # the accuracy of a guess
+    params: int
+    cache: int | None  # bytes of a trained row in half precision; None: no cache
+    facts: dict[str, str]
+
+    def list_overrides(self, experiment: str) -> list[str]:
+        """Return what to type for the fingerprint, which all tasks of an entry share."""
+        return [f"experiment={experiment}", *self.typed]
+
+
+def read_results(
+    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
+) -> list[Result]:
+    """Return the results of the runs, the newest first; `count_caches` as in `read_entries`.
+
+    Runs of one result have the same attention, settings, rate and code.
+    """
+    groups: dict[Any, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: -run.finished):
+        key = name_entry(run.overrides), *run.settings.items(), run.code
+        groups.setdefault(key, []).append(run)
+    return [_make_result(name, own, count_caches) for (name, *_), own in groups.items()]
+
+
+def _make_result(name: str, runs: Sequence[Run], count_caches: Callable[..., Any]) -> Result:
+    runs = sorted(runs, key=lambda run: run.seed)
+    first, made = runs[0], runs[0].provenance
+    facts = _list_facts(first.settings, made.text if made else "")
+    cache = count_caches(first.folder, [int(facts[CONTEXT])])
+    return Result(
+        name=name,
+        task=_name_task(first.choices, facts),
+        rate=float(first.settings[RATE]),
+        steps={run.seed: run.steps for run in runs},
+        accuracies={
+            run.seed: {k: v for k, v in run.metrics.items() if k.startswith(ACCURACY)}
+            for run in runs
+        },
+        chance=float(first.data.get("chance", 0)),
+        params=round(first.metrics[PARAMS]),
+        cache=cache and cache[0],
+        code={**made.code} if made else {"unknown": ""},
+        facts=facts,
+    )
+
+
+@dataclass(frozen=True)
+class Battery:
+    """The table: the results of each row by task, the best row first, and what was left out."""
+
+    tasks: Mapping[str, Task]
+    rows: Mapping[str, Mapping[str, Result]]
+    left_out: Mapping[str, Sequence[str]]  # reason -> results
+
+    def list_accuracies(self, name: str, task: str) -> list[float]:
+        """Return a row's accuracy on a task with each seed for which it is known."""
+        found = self.rows[name][task].accuracies.values() if task in self.rows[name] else ()
+        return [own[self.tasks[task].metric] for own in found if self.tasks[task].metric in own]
+
+    def score(self, name: str) -> tuple[float, float]:
+        """Return the mean over tasks of the share of seeds that solve one, and of the accuracy."""
+        found = [self.list_accuracies(name, task) or [0.0] for task in self.tasks]
+        return fmean(fmean(x >= SOLVED for x in own) for own in found), fmean(map(fmean, found))
+
+
+def make_battery(
+    results: Sequence[Result], tasks: Mapping[str, Task], holds: Callable[[Result], bool]
+) -> Battery:
+    """Return the table of these results, as far as they are of today's experiment and code.
+
+    Of the same name and task the first counts. `holds`: as for the track. Raises DataError without
+    a row.
+    """
+    rows: dict[str, dict[str, Result]] = {}
+    left_out: dict[str, list[str]] = {}
+    alone = all(one.is_shipped for one in results)
+    for result in results:
+        if (row := rows.setdefault(result.name, {})).get(result.task):
+            why = "" if result.is_shipped else "a newer one has its name"
+        elif not (why := _describe_mismatch(result, tasks)):
+            if alone or not result.is_shipped or holds(result):
+                row[result.task] = result
+            else:
+                why = "the code now gives other losses than the shipped ones"
+        if why:
+            left_out.setdefault(why, []).append(f"{result.name} on {result.task}")
+    found = Battery(tasks, {name: row for name, row in rows.items() if row}, left_out)
+    if not found.rows:
+        why = "".join(f"; {', '.join(own)}: {why}" for why, own in left_out.items())
+        train = "train some: python train.py -m experiment=battery attn=mha"
+        raise DataError("battery", f"it has no results; {train}{why}")
+    best = sorted(found.rows, key=found.score, reverse=True)
+    return Battery(tasks, {name: rows[name] for name in best}, left_out)
+
+
+def _describe_mismatch(result: Result, tasks: Mapping[str, Task]) -> str:
+    """Return why a result is not of today's experiment or code; "" if it is."""
+    if result.task not in tasks:
+        return "not one of the tasks"
+    today = tasks[result.task].facts
+    if changed := [key for key, value in result.facts.items() if today.get(key) != value]:
+        return f"other settings ({', '.join(changed[:3])})"
+    if code := [module for module, digest in result.code.items() if hash_of(module) != digest]:
+        return f"other code ({', '.join(code[:3])})"
+    return "stale, made by other mathematics" if result.stale else ""
+
+
+def battery_table(battery: Battery) -> Table:
+    """Return the table, and how to read it."""
+    cells, lacks = [["entry", *battery.tasks, "cache", "params"]], []
+    for name, row in battery.rows.items():
+        found = {task: battery.list_accuracies(name, task) for task in battery.tasks}
+        longest = max(row.values(), key=lambda one: int(one.facts[CONTEXT]))
+        cache = "no cache" if longest.cache is None else f"{longest.cache:,}"
+        label = name + " *" * any(not one.is_shipped for one in row.values())
+        shown = map(describe_accuracies, found.values())
+        cells.append([label, *shown, cache, f"{longest.params:,}"])
+        few = [f"{task} ({len(own)} of {SEEDS})" for task, own in found.items() if len(own) < SEEDS]
+        lacks += [f"{name} lacks seeds: {', '.join(few)}"] * bool(few)
+    lengths = ", ".join(f"{name} {task.length}" for name, task in battery.tasks.items())
+    notes = [
+        "of each task: accuracy in %, ± its standard deviation over seeds, and how many of them "
+        f"solve it ({SOLVED:.0%}); in rows of so many tokens: {lengths}",
+        "the best first: by the share of seeds that solve a task, then by accuracy, both as means "
+        "over tasks; what is missing counts as 0",
+        "cache: bytes of cache or state in half precision, at the end of the longest rows in "
+        "training; params: of that model; * trained here, the others are shipped",
+        *lacks,
+        *(f"left out: {', '.join(own)}: {why}" for why, own in battery.left_out.items()),
+    ]
+    return Table("The battery", cells, notes=notes)
+
+
+def describe_accuracies(values: Sequence[float]) -> str:
+    """Return `99.5±1 2/3`: the mean in %, the standard deviation, and how many are SOLVED."""
+    if not values:
+        return MISSING
+    spread = f"±{100 * stdev(values):.0f}" if len(values) > 1 else ""
+    return f"{100 * fmean(values):.1f}{spread} {sum(x >= SOLVED for x in values)}/{len(values)}"
