@@ -71,6 +71,7 @@ class LanguageModel(L.LightningModule):
         self._lengths = [n for n in lengths if n <= self._longer[0].context_length]
         self._trained = list(model.parameters())
         self._scored = 0  # targets of the newest batch of a task
+        self._step_targets: dict[int, int] = {}  # of all processes' micro-batches, by step
 
     def train_dataloader(self) -> Iterable[Batch]:
         # A torch DataLoader would draw from the global generator, and move the masks of dropout.
@@ -82,6 +83,9 @@ class LanguageModel(L.LightningModule):
             sizes = cfg.batch_size, cfg.model.context_length
             # Each process makes the whole batch, in milliseconds, and trains on its rows.
             whole = self.data.training_batch(cfg.seed, step, *sizes)
+            if self.val_bytes is None:
+                self._step_targets.pop(step - 2, None)  # the step before may still go on
+                self._step_targets[step] = int((whole[1] != IGNORED).sum())
             return whole if trainer.world_size == 1 else tuple(part[rows] for part in whole)
 
         return TrainingStream(batch, trainer.global_step, self.on_made, cfg.accumulate)
@@ -146,20 +150,20 @@ class LanguageModel(L.LightningModule):
             torch.manual_seed(int(drawn >> np.uint64(1)))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean loss of a micro-batch, which Lightning divides by their number.
+        """Return a micro-batch's share of the step's loss, the mean over all targets of the step.
 
-        The layers' own losses are added: each trains weights of its layer alone.
+        Lightning divides it by the number of micro-batches. The layers' own losses are added: each
+        trains weights of its layer alone.
         """
         own: dict[str, list[Tensor]] = {}
         scored = self._scored if self.val_bytes is None else None
         loss = self.model.loss(
             *batch, chunk_tokens=self.loss_chunk_tokens, scored=scored, losses=own
         )
-        if scored is not None and self.trainer.world_size > 1:
-            # This process's loss is the mean over its own scored targets: weigh it by its share.
-            count = (batch[1] != IGNORED).sum()
-            total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
-            loss = loss * (count * self.trainer.world_size / total)
+        parts = self.accumulate * self.trainer.world_size
+        if scored is not None and parts > 1:
+            # It is the mean over its own targets: weigh it by its share of the step's.
+            loss = loss * (scored * parts / self._step_targets[self.global_step])
         losses = {TRAIN_LOSS: loss}
         for name, of_layers in own.items():
             by_layer = torch.stack(of_layers)

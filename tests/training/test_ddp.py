@@ -42,10 +42,13 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path):
-    one = train(tmp_path / "one", *SHARED)
+@pytest.mark.parametrize(
+    "data", [(), ("data=noisy_recall", "sample.tokens=0")], ids=["text", "task"]
+)
+def test_two_processes_make_the_losses_weights_and_rows_of_one(data, tmp_path):
+    one = train(tmp_path / "one", *SHARED, *data)
     folder = tmp_path / "two"
-    assert start(folder, *tiny(folder, *SHARED, "trainer.devices=2")).wait() == 0
+    assert start(folder, *tiny(folder, *SHARED, *data, "trainer.devices=2")).wait() == 0
     two = folder / "run"
     for (step, loss), (same, expected) in zip(losses(two), losses(one), strict=True):
         assert step == same

@@ -75,6 +75,15 @@ def test_the_first_training_loss_is_that_of_the_first_batch(run):
     assert series(run, "train/loss")[0][1] == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_micro_batches_with_unequal_numbers_of_targets_make_the_step_of_the_whole_batch(tmp_path):
+    noisy = ("data=noisy_recall", "model.context_length=16", "sample.tokens=0", "batch_size=8")
+    whole = train(tmp_path / "1", *noisy)
+    parts = train(tmp_path / "4", *noisy, "accumulate=4")
+    for name in ("train/loss", "train/grad_norm", "val/loss"):
+        for (_, one), (_, other) in zip(series(whole, name), series(parts, name), strict=True):
+            assert other == pytest.approx(one, rel=1e-5)
+
+
 def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_none():
     data = TaskData(Recall(40, 10, 3), 16, TaskIds())
     for size in (1, 3, 99):
