@@ -6,7 +6,7 @@ rows a batch holds is a pure function of (seed, step), as with text.
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -121,22 +121,18 @@ class Recall(Task):
         return 1 / (self.vocab_size - self.vocab_size // 2)
 
     def slices(self) -> tuple[str, ...]:
-        numbers = self.numbers()
-        return tuple(f"pairs_{number}" for number in numbers) if len(numbers) > 1 else ()
+        return () if isinstance(self.pairs, int) else tuple(f"pairs_{n}" for n in self.numbers())
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        numbers = self.numbers()
-        if len(numbers) == 1:
-            return self._draw(generator, rows, length, numbers[0])
-        drawn = generator.integers(len(numbers), size=rows)
-        ids, targets = np.empty((2, rows, length), np.int64)
-        for label, pairs in enumerate(numbers):
-            where = np.flatnonzero(drawn == label)
-            ids[where], targets[where] = self._draw(generator, len(where), length, pairs)
-        return ids, targets, np.repeat(drawn[:, None], length, axis=1)
-
-    def _draw(self, generator: np.random.Generator, rows: int, length: int, pairs: int) -> Rows:
-        half = self.vocab_size // 2
+        half, pairs = self.vocab_size // 2, self.pairs
+        if not isinstance(pairs, int):
+            drawn = generator.integers(len(self.numbers()), size=rows)
+            ids, targets = np.empty((2, rows, length), np.int64)
+            for label, number in enumerate(self.numbers()):
+                where = np.flatnonzero(drawn == label)
+                of_number = replace(self, pairs=number).draw(generator, len(where), length)
+                ids[where], targets[where] = of_number
+            return ids, targets, np.repeat(drawn[:, None], length, axis=1)
         keys = draw_different(generator, rows, half - 1, pairs) + 1
         values = draw_different(generator, rows, self.vocab_size - half, pairs) + half
         if self.blanks:
@@ -257,8 +253,8 @@ class SelectiveCopy(Task):
         . A . . B C . | | |
                       A B C
 
-    Chance: 1 / (vocab_size - 2). Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 3.1 and
-    appendix E.1.
+    Chance: 1 / (vocab_size - 2).
+    Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 3.1 and appendix E.1.
     """
 
     special: ClassVar[int] = 2  # blank and mark
@@ -361,8 +357,7 @@ class TaskData(RunData):
         return Batches([*zip(*parts, strict=True)])
 
     def opening(self, context_length: int, tokens: int) -> tuple[Tensor, None]:
-        rows = max(1, tokens // context_length)
-        return torch.from_numpy(self.val[0][:rows]), None
+        return torch.from_numpy(self.val[0][: max(1, tokens // context_length)]), None
 
     def facts(self) -> dict[str, Any]:
         return {
