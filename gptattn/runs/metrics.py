@@ -4,7 +4,7 @@ A metric is recorded where it is measured, and is then in metrics.jsonl, TensorB
 `load_runs`. REPORTED shows it in reports and in TensorBoard's table of runs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 LOSS = "val/loss"  # nats per token, of the held-out text
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
@@ -55,3 +55,9 @@ REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
 def list_slices(metrics: Iterable[str]) -> list[str]:
     """Return the metrics that begin with SLICE, each once, lengths first."""
     return sorted({m for m in metrics if m.startswith(SLICE)}, key=lambda m: (len(m), m))
+
+
+def lowest_accuracy(metrics: Mapping[str, float]) -> float | None:
+    """Return the accuracy of a task at the length of all that were asked where it is lowest."""
+    of_lengths = (m for m in metrics if m.removeprefix(SLICE).isdecimal() or m == ACCURACY)
+    return min((metrics[m] for m in of_lengths), default=None)

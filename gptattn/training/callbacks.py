@@ -19,7 +19,7 @@ from gptattn.decode.generate import generate_text
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import NumericError
 from gptattn.machine.device import Moment, peak_memory_mb, runs_ahead
-from gptattn.runs.metrics import ACCURACY, MEMORY, SPEED, STEP_MS, TRAIN_LOSS
+from gptattn.runs.metrics import MEMORY, SPEED, STEP_MS, TRAIN_LOSS, lowest_accuracy
 from gptattn.training.compiling import compiles
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import Ready
@@ -213,7 +213,7 @@ class MetricRows(L.Callback):
         logged = {name: read(value) for name, value in self._read_new(trainer).items()}
         row = {**logged, **pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row, step)
-        reached = self.cfg.budget.reached(row.get(ACCURACY))
+        reached = self.cfg.budget.reached(lowest_accuracy(row))
         self.state.complete = row["progress/budget"] >= 1.0 or reached
 
 
@@ -286,7 +286,7 @@ class BudgetEnd(L.Callback):
             trainer.val_check_batch, self._validated = 1, due
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        trainer.should_stop |= self.asked.reached(pl_module.val_metrics.get(ACCURACY))
+        trainer.should_stop |= self.asked.reached(lowest_accuracy(pl_module.val_metrics))
 
     def _progress(self, trainer: L.Trainer) -> float:
         """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
@@ -294,6 +294,6 @@ class BudgetEnd(L.Callback):
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
         progress = self.budget.progress(self._step, self.seconds)
-        reached = self.asked.reached(self.state.last.get(ACCURACY))
+        reached = self.asked.reached(lowest_accuracy(self.state.last))
         trainer.should_stop |= progress >= 1.0 or reached
         return progress

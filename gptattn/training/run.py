@@ -30,7 +30,7 @@ from gptattn.machine.ending import Stopped, as_user_error
 from gptattn.machine.launcher import forget_launchers, is_first
 from gptattn.runs.folder import NAMES, RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
-from gptattn.runs.metrics import ACCURACY
+from gptattn.runs.metrics import lowest_accuracy
 from gptattn.runs.overrides import leave_out_defaults
 from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
@@ -205,7 +205,7 @@ def _find_finished(ready: Ready, held: RunFolder, console: Console) -> dict[str,
     summary = held.finished()
     if summary is None:
         return None
-    reached = cfg.budget.reached(summary["metrics"].get(ACCURACY))
+    reached = cfg.budget.reached(lowest_accuracy(summary["metrics"]))
     if not reached and budget.progress(state.step, state.seconds) < 1.0:
         return None
     larger = "higher budget.accuracy, or null," if reached else "larger budget"
@@ -317,7 +317,7 @@ def _fit(
                 why = str(error).partition("\n")[0]
                 raise ConfigError("trainer.callbacks", f"{type(error).__name__}: {why}") from error
             raise
-        reached = cfg.budget.reached(ready.state.last.get(ACCURACY))
+        reached = cfg.budget.reached(lowest_accuracy(ready.state.last))
         if budget.progress(trainer.global_step, end.seconds) < 1.0 and not reached:
             # Runs are compared at equal budgets.
             raise ConfigError(

@@ -13,6 +13,7 @@ from gptattn.build.longer import build_longer
 from gptattn.data.sampler import draws
 from gptattn.data.tasks import IGNORED, VALIDATION, Copy, Rows
 from gptattn.runs.load import load_run
+from gptattn.runs.metrics import lowest_accuracy
 from gptattn.settings.identity import settings_key
 from gptattn.settings.record import complete_record
 
@@ -119,3 +120,11 @@ def test_a_run_without_lengths_is_not_that_of_a_sweep_that_asks_for_them():
     del node["validation"]["lengths"]  # as earlier versions recorded it
     complete_record(node)
     assert settings_key(node) == plain
+
+
+def test_a_run_ends_once_each_length_that_is_asked_has_the_accuracy():
+    budget = settings("data=parity", "tokenizer=none", "budget.accuracy=0.9").budget
+    found = {"val/accuracy": 0.95, "val/accuracy_40": 0.95, "val/accuracy_pairs_4": 0.1}
+    assert budget.reached(lowest_accuracy(found))
+    assert not budget.reached(lowest_accuracy({**found, "val/accuracy_80": 0.5}))
+    assert not budget.reached(lowest_accuracy({"val/loss": 0.1}))
