@@ -217,7 +217,9 @@ def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: Bl
         q_BHTD, k_BGSD, v_BGSD = (x.to(dtype) for x in (q_BHTD, k_BGSD, v_BGSD))
     # Compiled with its block or, as eager code would hold all scores, alone.
     alone = not torch.compiler.is_compiling()
-    attention = compile_alone(flex_attention, dynamic=False) if alone else flex_attention
+    attention: Callable[..., Any] = flex_attention
+    if alone:
+        attention = compile_alone(flex_attention, dynamic=False)
     with torch.compiler.set_stance("default") if alone else nullcontext():
         y_BHTD, more = attention(
             q_BHTD,

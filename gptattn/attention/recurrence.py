@@ -417,7 +417,10 @@ def load_fla(name: str) -> FlaKernel:
 
     Source: github.com/fla-org/flash-linear-attention, fla-core 0.6.0, fla/ops/*/chunk.py.
     """
-    kernel = getattr(import_module(f"fla.ops.{name}"), f"chunk_{name}")
+    try:
+        kernel = getattr(import_module(f"fla.ops.{name}"), f"chunk_{name}")
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"backend=fla needs fla-core 0.6: {error}; use chunked") from error
 
     # As fla's own. If torch saw the bounds, another number of them would take another graph.
     def run(documents: Documents | None, **inputs: Any) -> tuple[Tensor, Tensor]:

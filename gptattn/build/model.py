@@ -118,16 +118,11 @@ def resolve_backends(
 ) -> tuple[TrainConfig, list[str]]:
     """Return the settings with a backend in place of each `auto`; on a GPU, a line for each kind.
 
-    `tools`: those of another machine. Raises as `build_model`.
+    What a sweep has chosen is taken. `tools`: those of another machine. Raises as `build_model`.
     """
-    sizes = cfg.match_attn or {}
-    if sizes.get("backend") == "auto":  # it is counted, and never runs
+    if (sizes := cfg.match_attn or {}).get("backend") == "auto":  # it is counted, and never runs
         target = find_target("match_to", sizes, cfg.allow_targets)
-        cfg = replace(cfg, match_attn=sizes | {"backend": getattr(target, "plain_backend", "")})
-    if cfg.sweep.backends is not None:
-        named = {kind.field: one for kind, one in zip(cfg.kinds(), cfg.sweep.backends, strict=True)}
-        named = {field: name for field, name in named.items() if name != "None"}
-        return cfg.with_backends(named), [f"{k}.backend={v}" for k, v in named.items()]
+        cfg = replace(cfg, match_attn=sizes | {"backend": getattr(target, "plain_backend", "auto")})
     # On a CPU, a kind without the setting is recorded as it is.
     default = "auto" if device.type == "cuda" else ""
     waiting = [kind for kind in cfg.kinds() if kind.attn.get("backend", default) == "auto"]
@@ -140,6 +135,8 @@ def resolve_backends(
         return cfg.with_backends(chosen), []
     T, dtype = cfg.model.context_length, DTYPES[cfg.trainer.precision]
     tools = tools or find_toolchain(device)
+    fields = [kind.field for kind in cfg.kinds()]
+    by_sweep = dict(zip(fields, cfg.sweep.backends or (), strict=False))
     try:
         with torch.device("meta"):
             x_BTE, number_BT = torch.zeros(1, T, cfg.model.d_model), torch.zeros(1, T)
@@ -148,8 +145,9 @@ def resolve_backends(
             for layer, block in enumerate(build_model(cfg, vocab_size=1).layers()):
                 name, why = block.attention.choose_backend(x_BTE, shared, dtype, tools)
                 if (field := cfg.layer(layer).field) in chosen:
-                    chosen[field] = name
-                    notes[f"{field}.backend={name}" + f": {why}" * bool(why)] = None
+                    chosen[field] = by_sweep.get(field, name)
+                    why = why if chosen[field] == name else "as the sweep chose"
+                    notes[f"{field}.backend={chosen[field]}" + f": {why}" * bool(why)] = None
     except RuntimeError:
         notes["backend: a layer reads values when it is built, so it has no faster kernel"] = None
     return cfg.with_backends(chosen), [*notes]

@@ -50,7 +50,9 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     metrics, damage = read_metrics(RunFolder(folder))
     table = metrics.pivot(index="step", columns="metric", values="value").reset_index()
     table = table.reindex(columns=[*NAMES]).rename(columns=NAMES).astype(np.float64)
-    train, val = (_curve(table, kind) for kind in ("train", "val"))
+    both = [table.rename(columns={kind: "loss"}).filter(COLUMNS) for kind in ("train", "val")]
+    # Points that are complete, without NaN and infinity.
+    train, val = (curve.loc[(curve.abs() < LARGEST).all(axis=1)] for curve in both)
     stretches = np.arange(len(train)) * POINTS // max(POINTS, len(train))
     curves = {"train": train.groupby(stretches).mean(), "val": val}
     return curves, damage and one_line(f"{folder}: {damage}")
@@ -82,12 +84,6 @@ def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]
     found = {folder: read_curves(folder) for folder in dict.fromkeys(run.folder for run in runs)}
     damage = [line for _, line in found.values() if line]
     return {folder: curves for folder, (curves, _) in found.items()}, damage
-
-
-def _curve(table: DataFrame, kind: str) -> DataFrame:
-    """Return the complete points by step."""
-    curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
-    return curve.loc[(curve.abs() < LARGEST).all(axis=1)]  # drops NaN and infinity, too
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,9 @@ class Documents:
     @cached_property
     def bounds(self) -> Tensor:
         """Where documents begin in all rows, laid end to end, and where the last one ends."""
-        begins = (self.position_BT == 0).flatten().nonzero()[:, 0]  # here the host waits
-        return F.pad(begins, (0, 1), value=self.start_BT.numel())
+        with torch.inference_mode(False):  # a validation's serve in training, too
+            begins = (self.position_BT == 0).flatten().nonzero()[:, 0]  # here the host waits
+            return F.pad(begins, (0, 1), value=self.start_BT.numel())
 
 
 # Token positions: a range, known on the host and the same for all rows; or int64 [T] or [B, T],

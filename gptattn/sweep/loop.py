@@ -189,8 +189,8 @@ def _launch(
         else:
             own = [*plan.overrides, f"run_dir={folder}"]
             # `++` says that nobody typed it: alone, a run chooses its kernels, and has all threads.
-            if plan.provenance.device == "cuda":  # or another machine may have a GPU
-                names = [str(kind.attn.get("backend")) for kind in plan.cfg.kinds()]
+            if plan.provenance.device == "cuda":  # else it may run on a GPU, and chooses there
+                names = [quote(str(kind.attn.get("backend"))) for kind in plan.cfg.kinds()]
                 own += [f"++compile={str(plan.cfg.compile).lower()}"]
                 own += [f"++sweep.backends=[{','.join(names)}]"]
             own += [f"++trainer.threads={threads}"] if threads is not None else []

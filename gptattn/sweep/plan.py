@@ -98,8 +98,10 @@ def plan_jobs(
     # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Provenance] | UserError] = {}
     plans: list[Plan] = []
-    first: dict[str, tuple[str, str]] = {}
-    decided = set()
+    first, decided = dict[tuple[str, str], str](), set[bool]()
+    several = len({job.variant for job in jobs}) > 1
+    ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
+    decides_here = ours or torch.cuda.is_available()
     for job, cfg in found:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
@@ -128,10 +130,12 @@ def plan_jobs(
             decided |= {checked.compile} if cfg.compile == "auto" else set()
             checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
             # The first of equal runs stays: a variant in one block may be the default in another,
-            # as position=rope in Llama's, and a value may be what `auto` comes to.
-            typed = job.variant, settings_key(asdict(cfg))
-            if first.setdefault(settings_key(asdict(checked)), typed) != typed:
+            # as position=rope in Llama's, and a value what `auto` comes to, if it is decided here.
+            node, typed = asdict(checked if decides_here else cfg), settings_key(asdict(cfg))
+            same = settings_key(node), repr(places(flat(node)))
+            if same in first and (several or first[same] != typed):
                 continue
+            first[same] = typed
             name = name_run(cfg, [o for o in job.overrides if o not in shared])
             plans.append(Plan(job.overrides, checked, home / name, size, provenance))
     for error, those in errors.values():

@@ -20,7 +20,7 @@ from gptattn.decode.sampling import Sampling
 from gptattn.errors import NumericError
 from gptattn.machine.device import Moment, peak_memory_mb, runs_ahead
 from gptattn.runs.metrics import MEMORY, SPEED, STEP_MS, TRAIN_LOSS, lowest_accuracy
-from gptattn.training.compiling import compiles
+from gptattn.training.compiling import uses
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import Ready
 from gptattn.training.record import Board, MetricsFile, log_row
@@ -38,7 +38,8 @@ class StepClock(L.Callback):
     """
 
     def __init__(self, ready: Ready) -> None:
-        self._state, self._device, self._compiling = ready.state, ready.device, compiles(ready.cfg)
+        self._state, self._device = ready.state, ready.device
+        self._compiling = ready.cfg.compile is True or uses(ready.cfg, "flex")
         self._making = 0.0  # seconds of making the first batch of those below
         self._start: Moment | None = None  # of the steps that are not timed yet
         self._ended, self._steps = ready.state.step, 0  # the newest step, how many are not timed

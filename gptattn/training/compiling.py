@@ -1,7 +1,5 @@
 """torch.compile of a model's blocks: when it pays, and how many graphs it takes."""
 
-import torch
-
 from gptattn.model.gpt import GPT
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
@@ -36,14 +34,14 @@ def pays(cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float) -
     return seconds >= 4 * COMPILE_SECONDS * count_kinds(cfg, model)
 
 
-def compiles(cfg: TrainConfig) -> bool:
-    """Return whether a run compiles its blocks, or flex's kernels alone."""
-    return cfg.compile is True or any(kind.attn.get("backend") == "flex" for kind in cfg.kinds())
+def uses(cfg: TrainConfig, backend: str) -> bool:
+    """Return whether layers have this backend: flex is compiled, alone if blocks are not."""
+    return any(kind.attn.get("backend") == backend for kind in cfg.kinds())
 
 
 def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
     """Compile the blocks in place, if the settings say so; names in checkpoints stay."""
-    if not compiles(cfg):
+    if not (cfg.compile or uses(cfg, "flex")):
         return
     from torch import _dynamo  # slow to import
 
@@ -53,10 +51,6 @@ def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
         _dynamo.config.fail_on_recompile_limit_hit = True  # or it would go on without compiling
         _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
         # fla's kernels cut a block: in two, and not in each of the functions that lead to them.
-        # With torch 2.11 such a block has other gradients than without, so it runs eagerly.
-        names = [getattr(block.attention, "backend", "") for block in model.layers()]
-        cuts_well = torch.__version__ >= "2.13"
-        _dynamo.config.nested_graph_breaks = cuts_well and "fla" in names
-        for block, name in zip(model.layers(), names, strict=True):
-            if cuts_well or name != "fla":
-                block.compile(dynamic=False)
+        _dynamo.config.nested_graph_breaks = uses(cfg, "fla")
+        for block in model.layers():
+            block.compile(dynamic=False)

@@ -37,7 +37,7 @@ from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for, hash_kernels
-from gptattn.training.compiling import pays
+from gptattn.training.compiling import pays, uses
 from gptattn.weights.init_from import begin_from, read_origin
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
     cfg, notes = resolve_backends(cfg, device)
+    # With torch 2.11, a block that is cut has other gradients.
+    cuts_badly = torch.__version__ < "2.13" and uses(cfg, "fla")
+    if cfg.compile is True and cuts_badly:
+        raise ConfigError("compile", "needs torch 2.13 for layers with backend=fla; give false")
     # The data comes after the model, since it takes longest and writes tokens to the cache; before
     # it where the vocabulary is the text's own.
     tokenizer = build_tokenizer(cfg)
@@ -120,7 +124,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
     size = 3 * stored.itemsize * cost.params  # of the weights and AdamW's two averages
     budget = resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token)
     if cfg.compile == "auto":
-        able = device.type == "cuda" and not find_toolchain(device).missing
+        able = device.type == "cuda" and not (cuts_badly or find_toolchain(device).missing)
         cfg = replace(cfg, compile=able and pays(cfg, model, budget, cost.flops_per_token))
     kernels = hash_kernels(cfg, device.type)
     return Ready(

@@ -124,7 +124,10 @@ def test_all_runs_of_a_sweep_have_the_kernels_of_the_machine_that_planned_it(
         lacking = Toolchain((8, 0), "there is no C compiler", (0,), fla=False)
         found, notes = resolve_backends(cfg, torch.device("cuda"), lacking)
         assert [kind.attn["backend"] for kind in found.kinds()] == ["flex", "sdpa"]
-        assert notes == ["pattern.sliding.backend=flex", "pattern.mha.backend=sdpa"]
+        assert notes == [
+            "pattern.sliding.backend=flex: as the sweep chose",
+            "pattern.mha.backend=sdpa",
+        ]
         assert given not in cfg.overrides
 
 
@@ -132,6 +135,16 @@ def test_what_auto_comes_to_is_not_trained_twice(tmp_path):
     launcher = Launcher(lambda cfg: 2.0)
     sweep(tmp_path, launcher, "attn.backend=auto,sdpa", "compile=auto,false", "seed=1,2")
     assert launcher.launched == [("mha", 1), ("mha", 2)]
+
+
+def test_equal_variants_are_trained_once_and_those_of_other_texts_each(tmp_path):
+    launcher = Launcher(lambda cfg: 2.0)
+    texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for text in texts:
+        text.write_text("All that is not a mistake is a gift. " * 200, encoding="utf-8")
+    variants = [f"data.val_path={texts[0]}", f"attn.backend=sdpa data.val_path={texts[1]}"]
+    sweep(tmp_path, launcher, "seed=1,1", variants=[*variants, variants[0]])
+    assert launcher.launched == [("mha", 1), ("mha", 1)]
 
 
 def test_a_variant_that_names_it_decides_for_no_other(tmp_path):
