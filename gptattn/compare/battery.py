@@ -80,10 +80,6 @@ class Result(HeldEntry, frozen=True, omit_defaults=True):
     cache: int | None  # bytes of a trained row in half precision; None: no cache
     facts: dict[str, str]
 
-    def list_overrides(self, experiment: str) -> list[str]:
-        """Return what to type for the fingerprint, which all tasks of an entry share."""
-        return [f"experiment={experiment}", *self.typed]
-
 
 def read_results(
     runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
@@ -129,10 +125,17 @@ class Battery:
     rows: Mapping[str, Mapping[str, Result]]
     left_out: Mapping[str, Sequence[str]]  # reason -> results
 
+    @property
+    def entries(self) -> list[Result]:
+        """What the table shows."""
+        return [result for row in self.rows.values() for result in row.values()]
+
     def list_accuracies(self, name: str, task: str) -> list[float]:
         """Return a row's accuracy on a task with each seed for which it is known."""
-        found = self.rows[name][task].accuracies.values() if task in self.rows[name] else ()
-        return [own[self.tasks[task].metric] for own in found if self.tasks[task].metric in own]
+        metric, result = self.tasks[task].metric, self.rows.get(name, {}).get(task)
+        return (
+            [own[metric] for own in result.accuracies.values() if metric in own] if result else []
+        )
 
     def score(self, name: str) -> tuple[float, float]:
         """Return the mean over tasks of the share of seeds that solve one, and of the accuracy."""

@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
-from gptattn.compare.battery import Battery, battery_table
 from gptattn.compare.board import describe_board, write_board
 from gptattn.compare.comparison import COSTS, Comparison
 from gptattn.compare.curves import Curves, read_all_curves
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import one_line
-from gptattn.compare.table import evaluation_tables, print_tables, section_table, warning_lines
-from gptattn.compare.track import Track, track_table
+from gptattn.compare.table import (
+    Table,
+    evaluation_tables,
+    print_tables,
+    section_table,
+    warning_lines,
+)
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder, write_atomically
 from gptattn.runs.metrics import LOSS
@@ -102,26 +106,16 @@ def write_report(
     return out / "comparison.html"
 
 
-def write_track(track: Track, out: Path) -> Path:
-    """Write or replace track.{csv,svg,png}; return the picture's path. Raises DiskError."""
-    from gptattn.compare.plots import draw_track
+def write_with_plots(table: Table, plots: Sequence["Plot"], out: Path) -> Path:
+    """Write or replace the plots, and the table as CSV; return the first picture's path.
 
-    _write(out / "track.csv", track_table(track).to_csv())
-    _write_plot(draw_track(track), out)
-    return out / "track.png"
-
-
-def write_battery(battery: Battery, track: Track, out: Path) -> Path:
-    """Write or replace battery.{csv,svg,png}, and battery_recall.{svg,png} if rows are in both.
-
-    Return the path of the heat map. Raises DiskError.
+    Raises DiskError.
     """
-    from gptattn.compare.plots import draw_battery, draw_recall
-
-    _write(out / "battery.csv", battery_table(battery).to_csv())
-    for plot in filter(None, (draw_battery(battery), draw_recall(battery, track))):
+    name = plots[0].name
+    _write(out / f"{name}.csv", table.to_csv())
+    for plot in plots:
         _write_plot(plot, out)
-    return out / "battery.png"
+    return out / f"{name}.png"
 
 
 def _write_plot(plot: "Plot", out: Path) -> None:

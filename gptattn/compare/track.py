@@ -79,6 +79,10 @@ class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         first, *others = self.name.split()
         return [first if "=" in first else f"attn={first}", *others]
 
+    def list_overrides(self, experiment: str) -> list[str]:
+        """Return what to type, in the experiment of this name, for its fingerprint."""
+        return [f"experiment={experiment}", *self.typed]
+
     def trim(self) -> Self:
         """Return it without the settings that its fingerprint holds."""
         return self
@@ -109,7 +113,6 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
         return fmean(self.losses.values())
 
     def list_overrides(self, experiment: str) -> list[str]:
-        """Return what to type for its runs, in the experiment of this name, except the seed."""
         budget = f"budget.steps={self.steps}"
         return [f"experiment={experiment}", budget, f"optim.lr={self.rate}", *self.typed]
 
@@ -235,6 +238,11 @@ class Track:
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What the table shows."""
+        return [*self.baseline.values(), *(row.entry for row in self.rows)]
 
     @property
     def budgets(self) -> list[int]:
