@@ -31,7 +31,7 @@ from gptattn.compare.rows import RATE, WIDTH
 from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.table import Table
 from gptattn.errors import DataError
-from gptattn.machine.disk import write_atomically
+from gptattn.machine.disk import write_json
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS
 from gptattn.runs.overrides import ATTENTION
@@ -213,8 +213,7 @@ def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
         name = re.sub(r"[^\w.-]+", "_", entry.name).strip("_")
         named.setdefault(name, []).append(entry.trim())
     for name, own in named.items():
-        data = msgspec.json.format(msgspec.json.encode(own), indent=1) + b"\n"
-        write_atomically(folder / f"{name}.json", lambda file, data=data: file.write(data))
+        write_json(folder / f"{name}.json", own)
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,7 @@ class Measured(NamedTuple):
 
 def read_speeds(experiment: Path) -> list[Session]:
     """Return the sessions in the experiment's folder, the newest last; [] if none can be read."""
-    try:
-        return msgspec.json.decode((experiment / NAME).read_bytes(), type=list[Session])
-    except (OSError, ValueError, msgspec.MsgspecError):
-        return []
+    return disk.read_json(experiment / NAME, list[Session]) or []
 
 
 def add_speeds(experiment: Path, session: Session) -> None:
@@ -78,8 +75,7 @@ def add_speeds(experiment: Path, session: Session) -> None:
     known = read_speeds(experiment)
     if not known:
         disk.refuse_taken(experiment, "speed", NAME)
-    data = msgspec.json.format(msgspec.json.encode([*known, session]), indent=1)
-    disk.write_atomically(experiment / NAME, lambda file: file.write(data + b"\n"))
+    disk.write_json(experiment / NAME, [*known, session])
 
 
 def find_measured(

@@ -3,11 +3,10 @@
 It needs no torch. `sweep/plan.py` decides which runs are done.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gptattn.machine.disk import refuse_taken, write_atomically
+from gptattn.machine.disk import read_json, refuse_taken, write_json
 from gptattn.runs.folder import RunFolder
 
 PLANNED = "sweep.json"
@@ -20,16 +19,12 @@ def write_planned(folder: Path, runs: Sequence[str]) -> None:
         refuse_taken(folder, "hydra.sweep.dir", PLANNED)
     begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]
     known = dict.fromkeys([*begun, *runs])
-    text = json.dumps({"runs": list(known)}, indent=1)
-    write_atomically(folder / PLANNED, lambda file: file.write(f"{text}\n".encode()))
+    write_json(folder / PLANNED, {"runs": [*known]})
 
 
 def read_planned(folder: Path) -> list[str]:
     """Return the names of the runs of sweeps in the folder; none without a record."""
-    try:
-        return [str(run) for run in json.loads((folder / PLANNED).read_bytes())["runs"]]
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
+    return (read_json(folder / PLANNED, dict[str, list[str]]) or {}).get("runs", [])
 
 
 def describe_open(folder: Path) -> str | None:

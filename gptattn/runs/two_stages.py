@@ -43,13 +43,9 @@ def variant_key(settings: Mapping[str, Any]) -> str:
 
 def read_two_stages(sweep: Path) -> TwoStages | None:
     """Return the record in the sweep's folder; None without one that can be read."""
-    try:
-        return msgspec.json.decode((sweep / NAME).read_bytes(), type=TwoStages)
-    except (OSError, ValueError, msgspec.MsgspecError):
-        return None
+    return disk.read_json(sweep / NAME, TwoStages)
 
 
 def write_two_stages(sweep: Path, stages: TwoStages) -> None:
     """Write the record. Raises DiskError if the disk refuses."""
-    data = msgspec.json.format(msgspec.json.encode(stages), indent=1) + b"\n"
-    disk.write_atomically(sweep / NAME, lambda file: file.write(data))
+    disk.write_json(sweep / NAME, stages)
