@@ -6,16 +6,14 @@ table. `plots.py` has the figures.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import yaml
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.rows import RATE
 from gptattn.compare.table import MISSING, Table
-from gptattn.compare.track import HeldEntry, list_regime, name_entry
+from gptattn.compare.track import CountCaches, HeldEntry, group_runs, list_regime
 from gptattn.errors import DataError
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import LOADER
@@ -81,40 +79,31 @@ class Result(HeldEntry, frozen=True, omit_defaults=True):
     facts: dict[str, str]
 
 
-def read_results(
-    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
-) -> list[Result]:
-    """Return the results of the runs, the newest first; `count_caches` as in `read_entries`.
-
-    Runs of one result have the same attention, settings, rate and code.
-    """
-    groups: dict[Any, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: -run.finished):
-        key = name_entry(run.overrides), *run.settings.items(), run.code
-        groups.setdefault(key, []).append(run)
-    return [_make_result(name, own, count_caches) for (name, *_), own in groups.items()]
-
-
-def _make_result(name: str, runs: Sequence[Run], count_caches: Callable[..., Any]) -> Result:
-    runs = sorted(runs, key=lambda run: run.seed)
-    first, made = runs[0], runs[0].provenance
-    facts = _list_facts(first.settings, made.text if made else "")
-    cache = count_caches(first.folder, [int(facts[CONTEXT])])
-    return Result(
-        name=name,
-        task=_name_task(first.choices, facts),
-        rate=float(first.settings[RATE]),
-        steps={run.seed: run.steps for run in runs},
-        accuracies={
-            run.seed: {k: v for k, v in run.metrics.items() if k.startswith(ACCURACY)}
-            for run in runs
-        },
-        chance=float(first.data.get("chance", 0)),
-        params=round(first.metrics[PARAMS]),
-        cache=cache and cache[0],
-        code={**made.code} if made else {"unknown": ""},
-        facts=facts,
-    )
+def read_results(runs: Sequence[Run], count_caches: CountCaches) -> list[Result]:
+    """Return the results of the runs, the newest first."""
+    found = []
+    for name, members in group_runs(runs):
+        own = sorted(members, key=lambda run: run.seed)
+        first, made = own[0], own[0].provenance
+        facts = _list_facts(first.settings, made.text if made else "")
+        cache = count_caches(first.folder, [int(facts[CONTEXT])])
+        result = Result(
+            name=name,
+            task=_name_task(first.choices, facts),
+            rate=float(first.settings[RATE]),
+            steps={run.seed: run.steps for run in own},
+            accuracies={
+                run.seed: {k: v for k, v in run.metrics.items() if k.startswith(ACCURACY)}
+                for run in own
+            },
+            chance=float(first.data.get("chance", 0)),
+            params=round(first.metrics[PARAMS]),
+            cache=cache and cache[0],
+            code={**made.code} if made else {"unknown": ""},
+            facts=facts,
+        )
+        found.append(result)
+    return found
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ FACTS = (
 Ratio = tuple[float, Interval]
 OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry may set
 Given = TypeVar("Given", bound="HeldEntry")
+# The bytes of a run's cache at each length: `runs.load.count_caches`, which imports torch.
+CountCaches = Callable[[Path, Sequence[int]], list[int] | None]
 
 
 class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -126,26 +128,28 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, regime=facts)
 
 
-def read_entries(
-    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
-) -> list[Entry]:
-    """Return the entries that the runs make, the newest first.
+def read_entries(runs: Sequence[Run], count_caches: CountCaches) -> list[Entry]:
+    """Return the entries that the runs make, the newest first; those of one have its steps."""
 
-    Runs of one entry have the same attention, steps, settings and code.
+    def key(name: str, run: Run) -> tuple[bool, int]:
+        return name == BASELINE and run.seed in BASELINE_SEEDS, run.steps
 
-    `count_caches`: the bytes of a run's cache at each length, as `runs.load` counts them, which
-    imports torch.
-    """
+    return [
+        _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
+        for name, members in group_runs(runs, key)
+    ]
+
+
+def group_runs(
+    runs: Sequence[Run], key: Callable[[str, Run], Any] = lambda name, run: None
+) -> list[tuple[str, list[Run]]]:
+    """Return runs of the same attention, settings, code and `key`, by name, the newest first."""
     groups: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -run.finished):
         name = name_entry(run.overrides)
-        of_baseline = name == BASELINE and run.seed in BASELINE_SEEDS
-        key = name, of_baseline, run.steps, tuple(run.settings.items()), run.code
-        groups.setdefault(key, []).append(run)
-    return [
-        _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
-        for (name, *_), members in groups.items()
-    ]
+        same = name, tuple(run.settings.items()), run.code, key(name, run)
+        groups.setdefault(same, []).append(run)
+    return [(name, members) for (name, *_), members in groups.items()]
 
 
 def name_entry(typed: Sequence[str]) -> str:
