@@ -6,6 +6,7 @@ over a few steps, in float64.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -124,14 +125,11 @@ class FingerprintCache:
         state, known = read_json(file, CacheFile) or ("", {})
         self._known = known if state == self._state else {}
 
-    def has(self, overrides: Sequence[str]) -> bool:
-        """Return whether this one need not be computed."""
-        return " ".join(overrides) in self._known
-
-    def compute(self, overrides: Sequence[str]) -> list[float]:
-        """Return the fingerprint. Raises DiskError if it cannot be kept."""
+    def compute(self, overrides: Sequence[str], name: str) -> list[float]:
+        """Return the fingerprint of this name. Raises DiskError if it cannot be kept."""
         key = " ".join(overrides)
         if key not in self._known:
+            print(f"once for this code: three training steps of {name}", file=sys.stderr)
             self._known[key] = compute_fingerprint(overrides)
             write_json(self._file, (self._state, self._known))
         return self._known[key]

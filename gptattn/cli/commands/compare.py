@@ -118,10 +118,7 @@ def _report_shipped(
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
 
     def compute(entry: track.HeldEntry) -> list[float]:
-        overrides = entry.list_overrides(experiment)
-        if not cache.has(overrides):
-            print(f"once for this code: three training steps of {entry.name}", file=sys.stderr)
-        return cache.compute(overrides)
+        return cache.compute(entry.list_overrides(experiment), entry.name)
 
     def holds(entry: track.HeldEntry) -> bool:
         return agrees(entry.fingerprint, compute(entry))
