@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -85,10 +85,6 @@ class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return what to type, in the experiment of this name, for its fingerprint."""
         return [f"experiment={experiment}", *self.typed]
 
-    def trim(self) -> Self:
-        """Return it without the settings that its fingerprint holds."""
-        return self
-
 
 class Entry(HeldEntry, frozen=True, omit_defaults=True):
     """An attention in the track's regime, trained for so many steps."""
@@ -122,10 +118,6 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
     def is_baseline(self) -> bool:
         """Whether it is the baseline, with its own seeds."""
         return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
-
-    def trim(self) -> Self:
-        facts = {key: value for key, value in self.regime.items() if key in FACTS}
-        return msgspec.structs.replace(self, regime=facts)
 
 
 def read_entries(runs: Sequence[Run], count_caches: CountCaches) -> list[Entry]:
@@ -214,8 +206,10 @@ def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
     """Write a file for each name, with all of its entries. Raises DiskError."""
     named: dict[str, list[HeldEntry]] = {}
     for entry in entries:
-        name = re.sub(r"[^\w.-]+", "_", entry.name).strip("_")
-        named.setdefault(name, []).append(entry.trim())
+        if isinstance(entry, Entry):  # its fingerprint holds the other settings
+            facts = {key: value for key, value in entry.regime.items() if key in FACTS}
+            entry = msgspec.structs.replace(entry, regime=facts)
+        named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), []).append(entry)
     for name, own in named.items():
         write_json(folder / f"{name}.json", own)
 
