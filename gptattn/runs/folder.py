@@ -122,10 +122,7 @@ class RunFolder:
 
     def finished(self) -> dict[str, Any] | None:
         """Return the summary of a run that is done; None if it is missing, damaged or not done."""
-        try:
-            summary = self.read_summary()
-        except (OSError, ValueError):
-            return None
+        summary = disk.read_json(self.summary_file, dict[str, Any]) or {}
         return summary if summary.get("status") == "done" else None
 
     def final_loss(self) -> float | None:
