@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from gptattn.compare.battery import RECALL, Battery, describe_accuracies
-from gptattn.compare.comparison import COSTS, Comparison, Row, Section
+from gptattn.compare.comparison import COSTS, Comparison, Section
 from gptattn.compare.curves import (
     MIN_FOR_BAND,
     Band,
@@ -376,7 +376,9 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
             point = {"linestyle": "none", "markerfacecolor": fill, "label": label}
             axes.plot(*points[i], markersize=7, **style | point)
             if named:  # the bars of all would hide the points
-                _draw_seeds(axes, rows[i].metrics[metric], rows[i], value, style["color"])
+                x, y = (rows[i].metrics[name] for name in (metric, value))
+                bars = {"xerr": _bars(x), "yerr": _bars(y)}
+                axes.errorbar(*points[i], **bars, color=style["color"], elinewidth=1.2, capsize=2)
     front = points[sorted(best, key=lambda i: points[i, 0])]
     axes.step(*front.T, where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     _scale_x(axes, points[:, 0], base=2 if cost == "cache" else 10)
@@ -464,16 +466,6 @@ def _label(name: str) -> str:
 def new_axes(size: tuple[float, float] = SIZE) -> Any:
     """Return the axes of a new figure of this size, in inches."""
     return Figure(figsize=size, layout="constrained").add_subplot()
-
-
-def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> None:
-    """Draw the bars of a row's point, or its seeds if there are too few for an interval."""
-    if 1 < row.n < MIN_FOR_BAND:
-        for run in row.runs:
-            axes.plot(x.mean, run.metrics[value], "_", color=colour, markersize=9, alpha=0.6)
-        return
-    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics[value])}
-    axes.errorbar(x.mean, row.metrics[value].mean, **bars, color=colour, elinewidth=1.2, capsize=2)
 
 
 def _bars(estimate: Estimate) -> float | None:
