@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gptattn.compare import verdicts
 from gptattn.compare.board import describe_board, write_board
 from gptattn.compare.comparison import COSTS, Comparison
-from gptattn.compare.curves import Curves, read_all_curves
+from gptattn.compare.curves import Curves, read_curves
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import one_line
 from gptattn.compare.table import (
@@ -44,7 +44,9 @@ def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] 
     curves: Mapping[Path, Curves] = {}
     if out is not None:
         claim_folder(out, "report", "out", *FILES)
-        curves, damage = read_all_curves(comparison.runs)
+        found = {run.folder: read_curves(run.folder) for run in comparison.runs}
+        curves = {folder: own for folder, (own, _) in found.items()}
+        damage = [line for _, line in found.values() if line]
         comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     print_tables(comparison, make_console())
     for line in warning_lines(comparison):

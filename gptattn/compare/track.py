@@ -403,10 +403,6 @@ HEADINGS = (
 
 def track_table(track: Track) -> Table:
     """Return the table: the baseline's row, then the others, and how to read them."""
-    return Table("The attention track", _list_cells(track), notes=_list_notes(track))
-
-
-def _list_cells(track: Track) -> list[list[str]]:
     bases = [track.baseline[steps] for steps in track.budgets]
     lines = [(track.label(base), base, ("", "1", "", "the baseline", "1")) for base in bases]
     for row in track.rows:
@@ -427,7 +423,7 @@ def _list_cells(track: Track) -> list[list[str]]:
         held = entry.caches
         caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
         cells.append([*first, *compared, *caches, f"{entry.params:,}"])
-    return cells
+    return Table("The attention track", cells, notes=_list_notes(track))
 
 
 def _ratio_words(ratio: Ratio) -> str:
