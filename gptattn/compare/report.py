@@ -22,8 +22,9 @@ from gptattn.compare.table import (
 )
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder, write_atomically
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS
-from gptattn.runs.sweep_states import PLANNED, describe_open
+from gptattn.runs.sweep_states import PLANNED, read_planned
 
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
@@ -143,9 +144,11 @@ def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
 
     Failed runs are among those that the comparison skips, with their reasons.
     """
-    found = dict.fromkeys(
-        path.parent for each in folders for path in sorted(each.glob(f"*/{PLANNED}"))
-    )
-    sweeps = [*(each for each in folders if (each / PLANNED).is_file()), *found]
-    known = {sweep: describe_open(sweep) for sweep in sweeps}
-    return [one_line(f"{sweep}: {words}") for sweep, words in known.items() if words is not None]
+    sweeps = [each for each in folders if (each / PLANNED).is_file()]
+    sweeps += [file.parent for each in folders for file in sorted(each.glob(f"*/{PLANNED}"))]
+    lines = []
+    for sweep in dict.fromkeys(sweeps):
+        done = [RunFolder(sweep / name).done for name in read_planned(sweep)]
+        if not all(done):
+            lines.append(one_line(f"{sweep}: {sum(done)} of {len(done)} runs are done"))
+    return lines

@@ -1,7 +1,4 @@
-"""What is open in a sweep: the runs that it has planned, from its list of them and their folders.
-
-It needs no torch. `sweep/plan.py` decides which runs are done.
-"""
+"""The runs that a sweep has planned; `sweep/plan.py` decides which of them are done."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +22,3 @@ def write_planned(folder: Path, runs: Sequence[str]) -> None:
 def read_planned(folder: Path) -> list[str]:
     """Return the names of the runs of sweeps in the folder; none without a record."""
     return (read_json(folder / PLANNED, dict[str, list[str]]) or {}).get("runs", [])
-
-
-def describe_open(folder: Path) -> str | None:
-    """Return `5 of 9 runs are done`; None if all are."""
-    done = [RunFolder(folder / name).done for name in read_planned(folder)]
-    return None if all(done) else f"{sum(done)} of {len(done)} runs are done"
