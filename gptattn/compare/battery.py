@@ -98,7 +98,7 @@ def read_results(runs: Sequence[Run], count_caches: CountCaches) -> list[Result]
             },
             chance=float(first.data.get("chance", 0)),
             params=round(first.metrics[PARAMS]),
-            cache=cache and cache[0],
+            cache=cache[0] if cache else None,
             code={**made.code} if made else {"unknown": ""},
             facts=facts,
         )
@@ -122,9 +122,8 @@ class Battery:
     def list_accuracies(self, name: str, task: str) -> list[float]:
         """Return a row's accuracy on a task with each seed for which it is known."""
         metric, result = self.tasks[task].metric, self.rows.get(name, {}).get(task)
-        return (
-            [own[metric] for own in result.accuracies.values() if metric in own] if result else []
-        )
+        found = result.accuracies.values() if result else ()
+        return [own[metric] for own in found if metric in own]
 
     def score(self, name: str) -> tuple[float, float]:
         """Return the mean over tasks of the share of seeds that solve one, and of the accuracy."""

@@ -110,10 +110,7 @@ def write_report(
 
 
 def write_with_plots(table: Table, plots: Sequence["Plot"], out: Path) -> Path:
-    """Write or replace the plots, and the table as CSV; return the first picture's path.
-
-    Raises DiskError.
-    """
+    """Write the plots, and the table as CSV; return the first one's path. Raises DiskError."""
     name = plots[0].name
     _write(out / f"{name}.csv", table.to_csv())
     for plot in plots:

@@ -345,6 +345,7 @@ class TaskData(RunData):
     def validation(self, batch_size: int, context_length: int) -> Batches:
         rows = self.val
         if context_length != self.length:
+            self.task.check_length("validation.lengths", context_length)
             generator = draws(VALIDATION, context_length)
             rows = self.task.draw_held_out(generator, self.task.val_rows, context_length)
         parts = (torch.from_numpy(part).split(batch_size) for part in rows)
