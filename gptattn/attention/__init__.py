@@ -24,34 +24,6 @@ from gptattn.attention.variants.mha_wrapper import MultiHeadAttentionWrapper
 from gptattn.attention.variants.single_head import CausalAttention, SelfAttentionV1, SelfAttentionV2
 from gptattn.machine.source_code import find_class
 
-__all__ = [
-    "Attention",
-    "Cache",
-    "CacheGroup",
-    "CausalAttention",
-    "Common",
-    "Entry",
-    "GroupedQueryAttention",
-    "HasHeads",
-    "HasMaps",
-    "HeadWeights",
-    "Linear",
-    "MultiHeadAttention",
-    "MultiHeadAttentionWrapper",
-    "Part",
-    "Projected",
-    "Rule",
-    "SelfAttentionV1",
-    "SelfAttentionV2",
-    "Shared",
-    "SoftmaxAttention",
-    "Span",
-    "TokenCache",
-    "attend",
-    "attention_weights",
-    "new_token_cache",
-]
-
 
 def __getattr__(name: str) -> Any:
     module = find_class(__name__, Path(__file__).parent, name) if name.isidentifier() else None

@@ -6,16 +6,14 @@ table. `plots.py` has the figures.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import yaml
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.rows import RATE
 from gptattn.compare.table import MISSING, Table
-from gptattn.compare.track import HeldEntry, list_regime, name_entry
+from gptattn.compare.track import CountCaches, HeldEntry, group_runs, list_regime
 from gptattn.errors import DataError
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import LOADER
@@ -80,45 +78,32 @@ class Result(HeldEntry, frozen=True, omit_defaults=True):
     cache: int | None  # bytes of a trained row in half precision; None: no cache
     facts: dict[str, str]
 
-    def list_overrides(self, experiment: str) -> list[str]:
-        """Return what to type for the fingerprint, which all tasks of an entry share."""
-        return [f"experiment={experiment}", *self.typed]
 
-
-def read_results(
-    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
-) -> list[Result]:
-    """Return the results of the runs, the newest first; `count_caches` as in `read_entries`.
-
-    Runs of one result have the same attention, settings, rate and code.
-    """
-    groups: dict[Any, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: -run.finished):
-        key = name_entry(run.overrides), *run.settings.items(), run.code
-        groups.setdefault(key, []).append(run)
-    return [_make_result(name, own, count_caches) for (name, *_), own in groups.items()]
-
-
-def _make_result(name: str, runs: Sequence[Run], count_caches: Callable[..., Any]) -> Result:
-    runs = sorted(runs, key=lambda run: run.seed)
-    first, made = runs[0], runs[0].provenance
-    facts = _list_facts(first.settings, made.text if made else "")
-    cache = count_caches(first.folder, [int(facts[CONTEXT])])
-    return Result(
-        name=name,
-        task=_name_task(first.choices, facts),
-        rate=float(first.settings[RATE]),
-        steps={run.seed: run.steps for run in runs},
-        accuracies={
-            run.seed: {k: v for k, v in run.metrics.items() if k.startswith(ACCURACY)}
-            for run in runs
-        },
-        chance=float(first.data.get("chance", 0)),
-        params=round(first.metrics[PARAMS]),
-        cache=cache and cache[0],
-        code={**made.code} if made else {"unknown": ""},
-        facts=facts,
-    )
+def read_results(runs: Sequence[Run], count_caches: CountCaches) -> list[Result]:
+    """Return the results of the runs, the newest first."""
+    found = []
+    for name, members in group_runs(runs):
+        own = sorted(members, key=lambda run: run.seed)
+        first, made = own[0], own[0].provenance
+        facts = _list_facts(first.settings, made.text if made else "")
+        cache = count_caches(first.folder, [int(facts[CONTEXT])])
+        result = Result(
+            name=name,
+            task=_name_task(first.choices, facts),
+            rate=float(first.settings[RATE]),
+            steps={run.seed: run.steps for run in own},
+            accuracies={
+                run.seed: {k: v for k, v in run.metrics.items() if k.startswith(ACCURACY)}
+                for run in own
+            },
+            chance=float(first.data.get("chance", 0)),
+            params=round(first.metrics[PARAMS]),
+            cache=cache[0] if cache else None,
+            code={**made.code} if made else {"unknown": ""},
+            facts=facts,
+        )
+        found.append(result)
+    return found
 
 
 @dataclass(frozen=True)
@@ -129,10 +114,16 @@ class Battery:
     rows: Mapping[str, Mapping[str, Result]]
     left_out: Mapping[str, Sequence[str]]  # reason -> results
 
+    @property
+    def entries(self) -> list[Result]:
+        """What the table shows."""
+        return [result for row in self.rows.values() for result in row.values()]
+
     def list_accuracies(self, name: str, task: str) -> list[float]:
         """Return a row's accuracy on a task with each seed for which it is known."""
-        found = self.rows[name][task].accuracies.values() if task in self.rows[name] else ()
-        return [own[self.tasks[task].metric] for own in found if self.tasks[task].metric in own]
+        metric, result = self.tasks[task].metric, self.rows.get(name, {}).get(task)
+        found = result.accuracies.values() if result else ()
+        return [own[metric] for own in found if metric in own]
 
     def score(self, name: str) -> tuple[float, float]:
         """Return the mean over tasks of the share of seeds that solve one, and of the accuracy."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame, concat
 
 from gptattn.compare.comparison import Row, Section
-from gptattn.compare.finished_runs import LARGEST, Run, one_line, read_runs
+from gptattn.compare.finished_runs import LARGEST, one_line, read_runs
 from gptattn.compare.statistics import Estimate, critical_t, estimate
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
@@ -77,13 +77,6 @@ def load_curves(*folders: str | Path) -> DataFrame:
     found = concat(tables or [DataFrame(columns=columns)], ignore_index=True)
     found.attrs["skipped"] = skipped
     return found
-
-
-def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]:
-    """Return each run's curves by folder, and a warning per damaged metrics.jsonl."""
-    found = {folder: read_curves(folder) for folder in dict.fromkeys(run.folder for run in runs)}
-    damage = [line for _, line in found.values() if line]
-    return {folder: curves for folder, (curves, _) in found.items()}, damage
 
 
 @dataclass(frozen=True)

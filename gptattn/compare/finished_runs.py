@@ -11,13 +11,13 @@ import msgspec
 
 from gptattn import command
 from gptattn.errors import DAMAGE, DataError
-from gptattn.machine.disk import expand_path, walk_once
+from gptattn.machine.disk import expand_path, read_json, walk_once
 from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.metrics import CACHE, FLOPS, LOSS
 from gptattn.runs.speeds import Measured, find_measured
-from gptattn.runs.two_stages import FirstStage, read_two_stages, variant_key
+from gptattn.runs.two_stages import NAME, FirstStage, TwoStages, variant_key
 from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
 from gptattn.settings.own_code import use_recorded
@@ -184,7 +184,7 @@ def _read(path: Path) -> Run:
     metrics = finite(summary.metrics)
     if LOSS not in metrics:
         raise ValueError(f"summary.json has no finite {LOSS}")
-    recorded, stages = folder.read_record(), read_two_stages(path.parent)
+    recorded, stages = folder.read_record(), read_json(path.parent / NAME, TwoStages)
     stage = stages.of(recorded) if stages else None  # which knows no newer settings
     key, made = variant_key(recorded), folder.read_provenance()
     complete_record(recorded)

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from gptattn.compare.battery import RECALL, Battery, describe_accuracies
-from gptattn.compare.comparison import COSTS, Comparison, Row, Section
+from gptattn.compare.comparison import COSTS, Comparison, Section
 from gptattn.compare.curves import (
     MIN_FOR_BAND,
     Band,
@@ -261,44 +261,36 @@ def draw_battery(battery: Battery) -> Plot:
         return _render(axes, "battery", "The battery")
 
 
-def draw_recall(battery: Battery, track: Track) -> Plot | None:
+def draw_recall(battery: Battery, track: Track) -> list[Plot]:
     """Draw recall against effective compute, each marker as large as the cache or state.
 
-    None without two rows that are in both tables.
+    Return [] without two rows that are in both tables.
     """
     base = track.baseline[track.budgets[0]]
     reach = [one.flops / base.flops for one in track.baseline.values()]
-    known = [(row.entry, row.effective.value) for row in track.rows if row.entry.name != base.name]
-    known = sorted([*known, (base, 1.0)], key=lambda one: -one[1])
+    known = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
     points = [
-        (entry.name, np.clip(value, min(reach), max(reach)), 100 * np.mean(values), entry.caches)
-        for entry, value in known
-        if entry.name in battery.rows and (values := battery.list_accuracies(entry.name, RECALL))
+        (np.clip(value, min(reach), max(reach)), 100 * np.mean(values), entry)
+        for value, entry in sorted([(1.0, base), *known], key=lambda one: -one[0])
+        if (values := battery.list_accuracies(entry.name, RECALL))
     ]
-    held = sorted(caches[-1] for *_, caches in points if caches)
-    if len(points) < 2 or not held:
-        return None
-
-    def style(cache: int) -> Look:
-        size = 4 + 1.2 * math.log2(cache / held[0])
-        return {"color": COLOURS[0], "alpha": 0.6, "markersize": size, "linestyle": "none"}
-
+    if len(points) < 2:
+        return []
+    legend = [f"of cache or state at {CONTEXTS[-1]:,} tokens:"]
     with rc_context(STYLE):
         axes = new_axes((SIZE[0] + 2.4, SIZE[1] + 0.6))
-        for i, (_, x, y, caches) in enumerate(points):
-            look = style(caches[-1]) if caches else {"color": COLOURS[0]}
-            axes.plot(x, y, "o" if caches else "x", **look)
-            away = (0, 8 if i % 2 else -13)  # many lie side by side
-            axes.annotate(f"{i + 1}", (x, y), away, textcoords="offset points", ha="center")
-        for cache in {held[0]: 0, held[-1]: 0}:
-            label = f"{EngFormatter('B', 0)(cache)} of cache or state at {CONTEXTS[-1]:,} tokens"
-            axes.plot([], [], "o", label=label, **style(cache))
-        names = (f"{i}  {_shorten(name)}" for i, (name, *_) in enumerate(points, start=1))
-        axes.text(1.02, 1, "\n".join(names), transform=axes.transAxes, va="top", fontsize=7)
+        for i, (x, y, entry) in enumerate(points, start=1):
+            held = entry.caches[-1] if entry.caches else 0
+            size = max(4, 1.2 * math.log2(held or 1) - 15)
+            axes.plot(x, y, "o" if held else "x", color=COLOURS[0], alpha=0.6, markersize=size)
+            away = (0, -13 if i % 2 else 8)  # many lie side by side
+            axes.annotate(f"{i}", (x, y), away, textcoords="offset points", ha="center")
+            legend.append(f"{i}  {_shorten(entry.name)}: {EngFormatter('B', 0)(held)}")
+        axes.text(1.02, 1, "\n".join(legend), transform=axes.transAxes, va="top", fontsize=7)
         axes.margins(0.1)
         _scale_compute(axes, *axes.get_xlim())
         axes.set(ylabel=f"{RECALL}, accuracy in %")
-        return _render(axes, "battery_recall", "Recall against effective compute")
+        return [_render(axes, "battery_recall", "Recall against effective compute")]
 
 
 def _scale_compute(axes: Any, low: float, high: float) -> None:
@@ -384,7 +376,9 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
             point = {"linestyle": "none", "markerfacecolor": fill, "label": label}
             axes.plot(*points[i], markersize=7, **style | point)
             if named:  # the bars of all would hide the points
-                _draw_seeds(axes, rows[i].metrics[metric], rows[i], value, style["color"])
+                x, y = (rows[i].metrics[name] for name in (metric, value))
+                bars = {"xerr": _bars(x), "yerr": _bars(y)}
+                axes.errorbar(*points[i], **bars, color=style["color"], elinewidth=1.2, capsize=2)
     front = points[sorted(best, key=lambda i: points[i, 0])]
     axes.step(*front.T, where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     _scale_x(axes, points[:, 0], base=2 if cost == "cache" else 10)
@@ -472,16 +466,6 @@ def _label(name: str) -> str:
 def new_axes(size: tuple[float, float] = SIZE) -> Any:
     """Return the axes of a new figure of this size, in inches."""
     return Figure(figsize=size, layout="constrained").add_subplot()
-
-
-def _draw_seeds(axes: Any, x: Estimate, row: Row, value: str, colour: str) -> None:
-    """Draw the bars of a row's point, or its seeds if there are too few for an interval."""
-    if 1 < row.n < MIN_FOR_BAND:
-        for run in row.runs:
-            axes.plot(x.mean, run.metrics[value], "_", color=colour, markersize=9, alpha=0.6)
-        return
-    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics[value])}
-    axes.errorbar(x.mean, row.metrics[value].mean, **bars, color=colour, elinewidth=1.2, capsize=2)
 
 
 def _bars(estimate: Estimate) -> float | None:

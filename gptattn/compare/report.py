@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptattn.compare import verdicts
-from gptattn.compare.battery import Battery, battery_table
 from gptattn.compare.board import describe_board, write_board
 from gptattn.compare.comparison import COSTS, Comparison
-from gptattn.compare.curves import Curves, read_all_curves
+from gptattn.compare.curves import Curves, read_curves
 from gptattn.compare.differences import count_values, environments
 from gptattn.compare.finished_runs import one_line
-from gptattn.compare.table import evaluation_tables, print_tables, section_table, warning_lines
-from gptattn.compare.track import Track, track_table
+from gptattn.compare.table import (
+    Table,
+    evaluation_tables,
+    print_tables,
+    section_table,
+    warning_lines,
+)
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder, write_atomically
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS
-from gptattn.runs.sweep_states import PLANNED, describe_open
+from gptattn.runs.sweep_states import PLANNED, read_planned
 
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
@@ -40,7 +45,9 @@ def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] 
     curves: Mapping[Path, Curves] = {}
     if out is not None:
         claim_folder(out, "report", "out", *FILES)
-        curves, damage = read_all_curves(comparison.runs)
+        found = {run.folder: read_curves(run.folder) for run in comparison.runs}
+        curves = {folder: own for folder, (own, _) in found.items()}
+        damage = [line for _, line in found.values() if line]
         comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     print_tables(comparison, make_console())
     for line in warning_lines(comparison):
@@ -102,26 +109,13 @@ def write_report(
     return out / "comparison.html"
 
 
-def write_track(track: Track, out: Path) -> Path:
-    """Write or replace track.{csv,svg,png}; return the picture's path. Raises DiskError."""
-    from gptattn.compare.plots import draw_track
-
-    _write(out / "track.csv", track_table(track).to_csv())
-    _write_plot(draw_track(track), out)
-    return out / "track.png"
-
-
-def write_battery(battery: Battery, track: Track, out: Path) -> Path:
-    """Write or replace battery.{csv,svg,png}, and battery_recall.{svg,png} if rows are in both.
-
-    Return the path of the heat map. Raises DiskError.
-    """
-    from gptattn.compare.plots import draw_battery, draw_recall
-
-    _write(out / "battery.csv", battery_table(battery).to_csv())
-    for plot in filter(None, (draw_battery(battery), draw_recall(battery, track))):
+def write_with_plots(table: Table, plots: Sequence["Plot"], out: Path) -> Path:
+    """Write the plots, and the table as CSV; return the first one's path. Raises DiskError."""
+    name = plots[0].name
+    _write(out / f"{name}.csv", table.to_csv())
+    for plot in plots:
         _write_plot(plot, out)
-    return out / "battery.png"
+    return out / f"{name}.png"
 
 
 def _write_plot(plot: "Plot", out: Path) -> None:
@@ -147,9 +141,11 @@ def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
 
     Failed runs are among those that the comparison skips, with their reasons.
     """
-    found = dict.fromkeys(
-        path.parent for each in folders for path in sorted(each.glob(f"*/{PLANNED}"))
-    )
-    sweeps = [*(each for each in folders if (each / PLANNED).is_file()), *found]
-    known = {sweep: describe_open(sweep) for sweep in sweeps}
-    return [one_line(f"{sweep}: {words}") for sweep, words in known.items() if words is not None]
+    sweeps = [each for each in folders if (each / PLANNED).is_file()]
+    sweeps += [file.parent for each in folders for file in sorted(each.glob(f"*/{PLANNED}"))]
+    lines = []
+    for sweep in dict.fromkeys(sweeps):
+        done = [RunFolder(sweep / name).done for name in read_planned(sweep)]
+        if not all(done):
+            lines.append(one_line(f"{sweep}: {sum(done)} of {len(done)} runs are done"))
+    return lines

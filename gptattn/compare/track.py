@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ from gptattn.compare.rows import RATE, WIDTH
 from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.table import Table
 from gptattn.errors import DataError
-from gptattn.machine.disk import write_atomically
+from gptattn.machine.disk import write_json
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.metrics import BITS, FLOPS, PARAMS
 from gptattn.runs.overrides import ATTENTION
@@ -55,6 +55,8 @@ FACTS = (
 Ratio = tuple[float, Interval]
 OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry may set
 Given = TypeVar("Given", bound="HeldEntry")
+# The bytes of a run's cache at each length: `runs.load.count_caches`, which imports torch.
+CountCaches = Callable[[Path, Sequence[int]], list[int] | None]
 
 
 class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,9 +81,9 @@ class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         first, *others = self.name.split()
         return [first if "=" in first else f"attn={first}", *others]
 
-    def trim(self) -> Self:
-        """Return it without the settings that its fingerprint holds."""
-        return self
+    def list_overrides(self, experiment: str) -> list[str]:
+        """Return what to type, in the experiment of this name, for its fingerprint."""
+        return [f"experiment={experiment}", *self.typed]
 
 
 class Entry(HeldEntry, frozen=True, omit_defaults=True):
@@ -109,7 +111,6 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
         return fmean(self.losses.values())
 
     def list_overrides(self, experiment: str) -> list[str]:
-        """Return what to type for its runs, in the experiment of this name, except the seed."""
         budget = f"budget.steps={self.steps}"
         return [f"experiment={experiment}", budget, f"optim.lr={self.rate}", *self.typed]
 
@@ -118,31 +119,29 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
         """Whether it is the baseline, with its own seeds."""
         return self.name == BASELINE and max(self.losses) in BASELINE_SEEDS
 
-    def trim(self) -> Self:
-        facts = {key: value for key, value in self.regime.items() if key in FACTS}
-        return msgspec.structs.replace(self, regime=facts)
+
+def read_entries(runs: Sequence[Run], count_caches: CountCaches) -> list[Entry]:
+    """Return the entries that the runs make, the newest first; those of one have its steps."""
+
+    def key(name: str, run: Run) -> tuple[bool, int]:
+        return name == BASELINE and run.seed in BASELINE_SEEDS, run.steps
+
+    return [
+        _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
+        for name, members in group_runs(runs, key)
+    ]
 
 
-def read_entries(
-    runs: Sequence[Run], count_caches: Callable[[Path, Sequence[int]], list[int] | None]
-) -> list[Entry]:
-    """Return the entries that the runs make, the newest first.
-
-    Runs of one entry have the same attention, steps, settings and code.
-
-    `count_caches`: the bytes of a run's cache at each length, as `runs.load` counts them, which
-    imports torch.
-    """
+def group_runs(
+    runs: Sequence[Run], key: Callable[[str, Run], Any] = lambda name, run: None
+) -> list[tuple[str, list[Run]]]:
+    """Return runs of the same attention, settings, code and `key`, by name, the newest first."""
     groups: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -run.finished):
         name = name_entry(run.overrides)
-        of_baseline = name == BASELINE and run.seed in BASELINE_SEEDS
-        key = name, of_baseline, run.steps, tuple(run.settings.items()), run.code
-        groups.setdefault(key, []).append(run)
-    return [
-        _make_entry(name, members, count_caches(members[0].folder, CONTEXTS))
-        for (name, *_), members in groups.items()
-    ]
+        same = name, tuple(run.settings.items()), run.code, key(name, run)
+        groups.setdefault(same, []).append(run)
+    return [(name, members) for (name, *_), members in groups.items()]
 
 
 def name_entry(typed: Sequence[str]) -> str:
@@ -207,11 +206,12 @@ def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
     """Write a file for each name, with all of its entries. Raises DiskError."""
     named: dict[str, list[HeldEntry]] = {}
     for entry in entries:
-        name = re.sub(r"[^\w.-]+", "_", entry.name).strip("_")
-        named.setdefault(name, []).append(entry.trim())
+        if isinstance(entry, Entry):  # its fingerprint holds the other settings
+            facts = {key: value for key, value in entry.regime.items() if key in FACTS}
+            entry = msgspec.structs.replace(entry, regime=facts)
+        named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), []).append(entry)
     for name, own in named.items():
-        data = msgspec.json.format(msgspec.json.encode(own), indent=1) + b"\n"
-        write_atomically(folder / f"{name}.json", lambda file, data=data: file.write(data))
+        write_json(folder / f"{name}.json", own)
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,11 @@ class Track:
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
     left_out: Mapping[str, Sequence[str]]  # reason -> entries
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What the table shows."""
+        return [*self.baseline.values(), *(row.entry for row in self.rows)]
 
     @property
     def budgets(self) -> list[int]:
@@ -398,10 +403,6 @@ HEADINGS = (
 
 def track_table(track: Track) -> Table:
     """Return the table: the baseline's row, then the others, and how to read them."""
-    return Table("The attention track", _list_cells(track), notes=_list_notes(track))
-
-
-def _list_cells(track: Track) -> list[list[str]]:
     bases = [track.baseline[steps] for steps in track.budgets]
     lines = [(track.label(base), base, ("", "1", "", "the baseline", "1")) for base in bases]
     for row in track.rows:
@@ -422,7 +423,7 @@ def _list_cells(track: Track) -> list[list[str]]:
         held = entry.caches
         caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
         cells.append([*first, *compared, *caches, f"{entry.params:,}"])
-    return cells
+    return Table("The attention track", cells, notes=_list_notes(track))
 
 
 def _ratio_words(ratio: Ratio) -> str:

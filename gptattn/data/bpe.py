@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import FOLDER, MAX_VOCABULARY, Ids, Piece, Tokenizer, utf8
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.ending import end_at_once
+from gptattn.machine.ending import handle_signals
 
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -140,7 +141,7 @@ class ByteLevelBPE(Tokenizer):
         )
         train = (piece.text for piece in pieces if piece.side == "train")
         print(f"data: learning {self.vocab_size:,} tokens", file=sys.stderr)
-        with end_at_once():  # it may take minutes, and handles no signals
+        with handle_signals(signal.SIG_DFL):  # it may take minutes, and lets no handler run
             library.train_from_iterator(train, trainer)
         library.pre_tokenizer = split
         library.add_special_tokens([END_OF_TEXT])

@@ -275,11 +275,6 @@ class SelectiveCopy(Task):
         return ids, targets
 
 
-def task_rows(task: Task, seed: int, step: int, rows: int, length: int) -> Rows:
-    """Return the rows of optimizer step `step`: a pure function of (seed, step)."""
-    return task.draw(draws(seed, step), rows, length)
-
-
 def draw_different(
     generator: np.random.Generator,
     rows: int,
@@ -326,7 +321,7 @@ class TaskData(RunData):
             digest.update(part.astype("<i8").tobytes())
         self.text_hash = digest.hexdigest()
         self.held_out = {row.tobytes() for row in self.val[0]}
-        ids, targets, *_ = task_rows(task, VALIDATION, 1, PROBED_ROWS, length)
+        ids, targets, *_ = task.draw(draws(VALIDATION, 1), PROBED_ROWS, length)
         self.scored = float((targets != IGNORED).mean())
         known = len(self._held_out_rows(ids))
         if known > PROBED_ROWS // 2:

@@ -28,7 +28,7 @@ from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, DocumentNumbers, ValidationSet, training_batch
 from gptattn.data.tokenizer import FOLDER, SEPARATOR, Ids, Tokenizer, write_files
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.disk import remove_partials, replacing, write_atomically
+from gptattn.machine.disk import remove_partials, replacing, write_atomically, write_json
 from gptattn.machine.lock import is_locked
 from gptattn.machine.source_code import class_code
 
@@ -231,8 +231,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             val_bytes=_count_bytes(map_ids(folder / TOKENS)[val_start + 1 :], tokenizer),
             documents=train.documents,
         )
-        raw = msgspec.json.format(msgspec.json.encode(index), indent=1)
-        write_atomically(folder / INDEX, lambda file: file.write(raw))
+        write_json(folder / INDEX, index)
     return index
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,16 +60,6 @@ def stream(
     finally:
         model.prepare(None)
         model.train(training)
-
-
-def generate(
-    model: GPT, ids: Tensor, max_new_tokens: int, sampling: Sampling, **options: Any
-) -> Tensor:
-    """Return the prompt ids [B, T] followed by `max_new_tokens` new ones, [B, T + new].
-
-    `options` are those of `stream`.
-    """
-    return torch.cat([ids, *stream(model, ids, max_new_tokens, sampling, **options)], dim=1)
 
 
 def generate_text(

@@ -10,11 +10,14 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+import msgspec
 
 from gptattn.errors import ConfigError, DiskError, RunFolderError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+T = TypeVar("T")
 PART = ".gptattn-part"  # ends the name of a file that is being written
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 
@@ -111,6 +114,20 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """
     with replacing(path) as file:
         write(file)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write or replace a file of indented JSON, as `write_atomically` does."""
+    data = msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+    write_atomically(path, lambda file: file.write(data))
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Return the content of a JSON file as this type; None if there is none that fits it."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 @contextlib.contextmanager

@@ -54,15 +54,15 @@ def handled_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def end_at_once() -> Iterator[None]:
-    """Let a signal end the process at once, during a library's call that lets no handler run."""
+def handle_signals(handler: signal.Handlers) -> Iterator[None]:
+    """Let signals end the process at once (SIG_DFL), or do nothing (SIG_IGN), in this block."""
     ours = handled_signals() if current_thread() is main_thread() else []
-    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in ours}
+    handlers = {number: signal.signal(number, handler) for number in ours}
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for number, before in handlers.items():
+            signal.signal(number, before)
 
 
 def write_stderr(line: str) -> None:

@@ -4,5 +4,3 @@ may import `errors` and `machine`. Start reading at `matrix_rule.py`.
 
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.optim.muon import Muon
-
-__all__ = ["MatrixRule", "Muon"]

@@ -7,14 +7,3 @@ from gptattn.position.base import Documents, HeadPosition, InputPosition, Positi
 from gptattn.position.learned import LearnedPosition
 from gptattn.position.rope import RotaryPosition
 from gptattn.position.sinusoidal import SinusoidalPosition
-
-__all__ = [
-    "Documents",
-    "HeadPosition",
-    "InputPosition",
-    "LearnedPosition",
-    "LinearBias",
-    "Positions",
-    "RotaryPosition",
-    "SinusoidalPosition",
-]

@@ -122,10 +122,7 @@ class RunFolder:
 
     def finished(self) -> dict[str, Any] | None:
         """Return the summary of a run that is done; None if it is missing, damaged or not done."""
-        try:
-            summary = self.read_summary()
-        except (OSError, ValueError):
-            return None
+        summary = disk.read_json(self.summary_file, dict[str, Any]) or {}
         return summary if summary.get("status") == "done" else None
 
     def final_loss(self) -> float | None:
@@ -138,14 +135,11 @@ class RunFolder:
 
     def read_provenance(self) -> Provenance | None:
         """Return what made the run; None if there is no record of it that can be read."""
-        try:
-            return msgspec.json.decode((self.path / PROVENANCE).read_bytes(), type=Provenance)
-        except (OSError, ValueError, msgspec.MsgspecError):
-            return None
+        return disk.read_json(self.path / PROVENANCE, Provenance)
 
     def write_provenance(self, provenance: Provenance) -> None:
         """Write what made the run."""
-        self._write(PROVENANCE, json.dumps(asdict(provenance), indent=1) + "\n")
+        disk.write_json(self.path / PROVENANCE, provenance)
 
     def read_evaluation(self) -> Evaluation | None:
         """Return what `evaluate` has measured of the run; None if it has measured nothing."""
@@ -158,16 +152,11 @@ class RunFolder:
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
         """Write or replace what was measured of the run."""
-        text = json.dumps(msgspec.to_builtins(evaluation, str_keys=True), indent=1)
-        self._write(EVALUATION, f"{text}\n")
+        disk.write_json(self.path / EVALUATION, evaluation)
 
     def read_failure(self) -> dict[str, Any] | None:
         """Return the exit code (`exit`) and the error of a run that failed; None: it did not."""
-        try:
-            failure = json.loads(self.failure_file.read_bytes())
-        except (OSError, ValueError):
-            return None
-        return failure if isinstance(failure, dict) else None
+        return disk.read_json(self.failure_file, dict[str, Any])
 
     def write_failure(self, exit_code: int, error: str) -> None:
         """Note that the run has ended early, with this exit code and error."""

@@ -65,21 +65,12 @@ class Measured(NamedTuple):
         return f"{session.threads} thread{'s' * (session.threads > 1)}, {session.device}"
 
 
-def read_speeds(experiment: Path) -> list[Session]:
-    """Return the sessions in the experiment's folder, the newest last; [] if none can be read."""
-    try:
-        return msgspec.json.decode((experiment / NAME).read_bytes(), type=list[Session])
-    except (OSError, ValueError, msgspec.MsgspecError):
-        return []
-
-
 def add_speeds(experiment: Path, session: Session) -> None:
     """Add a session to the folder's. Raises RunFolderError for a file that is not ours."""
-    known = read_speeds(experiment)
+    known = disk.read_json(experiment / NAME, list[Session]) or []
     if not known:
         disk.refuse_taken(experiment, "speed", NAME)
-    data = msgspec.json.format(msgspec.json.encode([*known, session]), indent=1)
-    disk.write_atomically(experiment / NAME, lambda file: file.write(data + b"\n"))
+    disk.write_json(experiment / NAME, [*known, session])
 
 
 def find_measured(
@@ -89,7 +80,8 @@ def find_measured(
 
     Its steps have so many `tokens`, of so many `flops`.
     """
-    found = [(one.variants.get(key), one) for one in read_speeds(experiment)]
+    sessions = disk.read_json(experiment / NAME, list[Session]) or []
+    found = [(one.variants.get(key), one) for one in sessions]
     return [
         Measured(turns, session, _list_metrics(turns, tokens, flops))
         for turns, session in found

@@ -5,13 +5,11 @@ Their spread decided how many followed, so a report must know them.
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from gptattn.machine import disk
 from gptattn.settings.identity import settings_key
 
 NAME = "until.json"
@@ -39,17 +37,3 @@ class TwoStages(msgspec.Struct, frozen=True):
 def variant_key(settings: Mapping[str, Any]) -> str:
     """Return a key that is equal for settings, as in config.yaml, that differ only in the seed."""
     return hashlib.sha256(settings_key({**settings, "seed": 0}).encode()).hexdigest()[:16]
-
-
-def read_two_stages(sweep: Path) -> TwoStages | None:
-    """Return the record in the sweep's folder; None without one that can be read."""
-    try:
-        return msgspec.json.decode((sweep / NAME).read_bytes(), type=TwoStages)
-    except (OSError, ValueError, msgspec.MsgspecError):
-        return None
-
-
-def write_two_stages(sweep: Path, stages: TwoStages) -> None:
-    """Write the record. Raises DiskError if the disk refuses."""
-    data = msgspec.json.format(msgspec.json.encode(stages), indent=1) + b"\n"
-    disk.write_atomically(sweep / NAME, lambda file: file.write(data))

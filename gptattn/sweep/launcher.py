@@ -24,7 +24,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from gptattn.machine.console import format_duration
-from gptattn.machine.ending import as_user_error, handled_signals, report
+from gptattn.machine.ending import as_user_error, handle_signals, report
 from gptattn.machine.launcher import forget_launchers
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.progress import describe_end, describe_running
@@ -171,8 +171,7 @@ def _note_failure(job: _Job) -> None:
 
 
 def _stop(active: Sequence[_Job]) -> None:
-    before = {n: signal.signal(n, signal.SIG_IGN) for n in handled_signals()}
-    try:  # a second Ctrl-C leaves no processes behind
+    with handle_signals(signal.SIG_IGN):  # a second Ctrl-C leaves no processes behind
         for job in active:
             job.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS
@@ -181,6 +180,3 @@ def _stop(active: Sequence[_Job]) -> None:
             if job.process.exitcode is None:
                 job.process.kill()
                 job.process.join()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

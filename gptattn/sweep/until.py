@@ -14,15 +14,9 @@ from pathlib import Path
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
-from gptattn.machine.disk import refuse_taken
+from gptattn.machine.disk import read_json, refuse_taken, write_json
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.two_stages import (
-    NAME,
-    TwoStages,
-    read_two_stages,
-    variant_key,
-    write_two_stages,
-)
+from gptattn.runs.two_stages import NAME, TwoStages, variant_key
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import Results
 
@@ -48,7 +42,7 @@ class Until:
                 f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to begin with, not {len(given)}; "
                 "give seed=1,2,3,4,5",
             )
-        before = read_two_stages(home)
+        before = read_json(home / NAME, TwoStages)
         if before is None:
             refuse_taken(home, "hydra.sweep.dir", NAME)
         if before is not None and not set(before.first) <= set(given):
@@ -120,7 +114,7 @@ class Until:
         recorded = [RunFolder(run.folder).read_record() for own in ours.values() for run in own]
         keys = sorted({*ours, *map(variant_key, recorded)})
         half_widths = self.half_widths | dict.fromkeys(keys, self.half_width)
-        write_two_stages(self.home, TwoStages(self.first, half_widths))
+        write_json(self.home / NAME, TwoStages(self.first, half_widths))
         free = (seed for seed in count(max(self.first) + 1) if seed != taken)
         later = list(islice(free, max(counts.values(), default=first) - first))
         return {key: later[: seeds - first] for key, seeds in counts.items() if seeds > first}

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_printable
-from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SLICE, SPEED, STEP_MS, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.training.callbacks import Samples, StepClock
 from gptattn.training.preflight import Ready
 
@@ -80,8 +80,6 @@ class ConsoleProgress(L.Callback):
         train = f"train loss {last[TRAIN_LOSS]:.4f}  " if TRAIN_LOSS in last else ""
         on_task = ACCURACY in last
         figure = f"accuracy {last[ACCURACY]:.4f}" if on_task else f"{last[BITS]:.3f} bits/byte"
-        slices = {n.removeprefix(SLICE): last[n] for n in last if n.startswith(SLICE)}
-        figure += "".join(f"  {name}: {accuracy:.4f}" for name, accuracy in slices.items())
         self.console.print(
             f"[bold]step {trainer.global_step}[/bold]  {train}val loss {last[LOSS]:.4f}  {figure}"
         )

@@ -6,12 +6,12 @@ over a few steps, in float64.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
@@ -20,7 +20,7 @@ from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, ValidationSet, training_batch
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.machine.console import quiet_lightning
-from gptattn.machine.disk import write_atomically
+from gptattn.machine.disk import read_json, write_json
 from gptattn.model.cost import measure_cost
 from gptattn.runs.metrics import LOSS
 from gptattn.settings.budget import resolve_budget
@@ -121,25 +121,17 @@ class FingerprintCache:
     """Computes each fingerprint once for a state of the source, and keeps them in one file."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._known = file, {}
-        self._state = _hash_installation()
-        try:
-            state, known = msgspec.json.decode(file.read_bytes(), type=CacheFile)
-            self._known = known if state == self._state else {}
-        except (OSError, ValueError, msgspec.MsgspecError):
-            pass  # they are computed again
+        self._file, self._state = file, _hash_installation()
+        state, known = read_json(file, CacheFile) or ("", {})
+        self._known = known if state == self._state else {}
 
-    def has(self, overrides: Sequence[str]) -> bool:
-        """Return whether this one need not be computed."""
-        return " ".join(overrides) in self._known
-
-    def compute(self, overrides: Sequence[str]) -> list[float]:
-        """Return the fingerprint. Raises DiskError if it cannot be kept."""
+    def compute(self, overrides: Sequence[str], name: str) -> list[float]:
+        """Return the fingerprint of this name. Raises DiskError if it cannot be kept."""
         key = " ".join(overrides)
         if key not in self._known:
+            print(f"once for this code: three training steps of {name}", file=sys.stderr)
             self._known[key] = compute_fingerprint(overrides)
-            kept = msgspec.json.encode((self._state, self._known))
-            write_atomically(self._file, lambda file: file.write(kept))
+            write_json(self._file, (self._state, self._known))
         return self._known[key]
 
 

@@ -57,7 +57,6 @@ class Ready:
     data: RunData
     cost: Cost
     budget: Budget
-    weight_dtype: torch.dtype  # in which weights are stored: float32 under mixed precision
     bytes_on_disk: int  # the most that its folder will hold at a time
     source: Path | None  # the checkpoint that it resumes from
     state: RunState  # what it has done so far, which its callbacks update
@@ -135,7 +134,6 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
         data=data,
         cost=cost,
         budget=budget,
-        weight_dtype=stored,
         bytes_on_disk=ROWS_BYTES + checkpoints * size,
         source=source,
         state=state,

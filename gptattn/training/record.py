@@ -18,7 +18,7 @@ from gptattn.errors import ConfigError, UserError
 from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.events import declare_columns, write_events
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.metrics import ACCURACY, FIRST_COLUMNS, LOSS, MEMORY, SLICE, SPEED, TRAIN_LOSS
+from gptattn.runs.metrics import ACCURACY, FIRST_COLUMNS, LOSS, MEMORY, SPEED, TRAIN_LOSS
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 
@@ -97,7 +97,6 @@ class Board(TensorBoardLogger):
         # The tags are regular expressions.
         charts = (ACCURACY, *CHARTS) if self._of_task else CHARTS
         layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
-        layout |= {"accuracy by slice": ["Multiline", [SLICE]]} if self._of_task else {}
         self.experiment.add_custom_scalars({"training": layout})
         _, session, end = hparams(dict(hyperparameters), {})
         self.experiment.file_writer.add_summary(session)

@@ -133,12 +133,11 @@ def test_the_heat_map_has_each_accuracy_and_recall_stands_beside_effective_compu
     svg = draw_battery(battery).svg
     assert all(word in svg for word in ("mixed recall", "mine", "75.0±35 1/2", "50.0±35 0/2"))
     track = make_track([entry("mine", 2.5), entry("other", 2.5)], BASE)
-    plot = draw_recall(battery, track)
-    assert plot is not None
+    (plot,) = draw_recall(battery, track)
     assert "1  mine" in plot.svg
     assert "2  mha" in plot.svg
     assert "other" not in plot.svg
-    assert draw_recall(make(*rows[:2]), track) is None  # a single row is in both
+    assert not draw_recall(make(*rows[:2]), track)  # a single row is in both
 
 
 def write_runs(folder: Path, name: str, seeds: range, *typed: str, **metrics: float) -> None:

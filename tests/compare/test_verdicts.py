@@ -16,8 +16,9 @@ from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import Table, report_rows
 from gptattn.compare.verdicts import best_words, nats, p_value, section_words, seed_notes
+from gptattn.machine.disk import write_json
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.two_stages import TwoStages, variant_key, write_two_stages
+from gptattn.runs.two_stages import NAME, TwoStages, variant_key
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
 COSTS = {
@@ -216,7 +217,7 @@ def two_stages(folder: Path, differences: Sequence[float], half_width: float) ->
     gqa = [loss + d for loss, d in zip(base, differences, strict=True)]
     write_sweep(folder, {"mha": base, "gqa": gqa})
     keys = {variant_key(RunFolder(path).read_record()) for path in folder.iterdir()}
-    write_two_stages(folder, TwoStages((1, 2, 3), dict.fromkeys(keys, half_width)))
+    write_json(folder / NAME, TwoStages((1, 2, 3), dict.fromkeys(keys, half_width)))
     return only_section(folder)
 
 

@@ -5,7 +5,7 @@ import torch
 from building import build_gpt
 from torch import Tensor
 
-from gptattn.decode.generate import generate, pad_left
+from gptattn.decode.generate import pad_left, stream
 from gptattn.decode.sampling import Sampling
 from gptattn.model.gpt import GPT
 
@@ -22,6 +22,11 @@ KINDS = [
     ("gated_deltanet", "none"),
 ]
 EACH = pytest.mark.parametrize(("variant", "position"), KINDS)
+
+
+def generate(model: GPT, ids: Tensor, tokens: int, sampling: Sampling, **options) -> Tensor:
+    """The prompts with the ids that `stream` yields after them."""
+    return torch.cat([ids, *stream(model, ids, tokens, sampling, **options)], dim=1)
 
 
 def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GPT:

@@ -9,6 +9,7 @@ import pytest
 from gptattn.compare.battery import Result
 from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import Entry, read_shipped
+from gptattn.training import fingerprint
 from gptattn.training.fingerprint import FingerprintCache, agrees, compute_fingerprint
 
 # One of each kind: softmax, shared state, a part, a recurrence, a pattern, positions.
@@ -91,12 +92,17 @@ def test_fingerprints_agree_to_eight_digits():
     assert not agrees([5.5], [5.5, 4.0])
 
 
-def test_a_fingerprint_is_computed_once_and_a_damaged_file_counts_as_none(tmp_path):
-    file = tmp_path / "new" / "fingerprints.json"
-    overrides = ["experiment=track", "attn=mha", "model.num_layers=1"]
-    found, again = FingerprintCache(file).compute(overrides), FingerprintCache(file)
-    assert again.has(overrides)
-    assert again.compute(overrides) == found
-    for text in (file.read_text().replace('["', '["0', 1), "[]", "{"):
+def test_a_fingerprint_is_computed_once_and_a_damaged_file_counts_as_none(tmp_path, monkeypatch):
+    file, asked = tmp_path / "new" / "fingerprints.json", []
+    monkeypatch.setattr(
+        fingerprint, "compute_fingerprint", lambda given: asked.append(given) or [5.5]
+    )
+    overrides = ["experiment=track", "attn=mha"]
+    for _ in range(2):
+        assert FingerprintCache(file).compute(overrides, "mha") == [5.5]
+    assert asked == [overrides]
+    good = file.read_text()
+    for i, text in enumerate((good.replace('"', '"0', 1), "[]", "{"), start=2):
         file.write_text(text)
-        assert not FingerprintCache(file).has(overrides)
+        FingerprintCache(file).compute(overrides, "mha")
+        assert len(asked) == i

@@ -85,13 +85,10 @@ class GatedDeltaNet(RecurrentAttention):
         self.negative_eigenvalues, self.writes = negative_eigenvalues, householders
         keys, values, n = num_heads * D, states * V, householders
         self.channels = (keys, n * keys, n * values)
-        self.W_query, self.W_key = (
-            Linear(d_in, keys, bias=False),
-            Linear(d_in, n * keys, bias=False),
+        self.W_query, self.W_key, self.W_value = (
+            Linear(d_in, c, bias=False) for c in self.channels
         )
-        self.W_value = Linear(d_in, n * values, bias=False)
-        self.W_gate = Linear(d_in, values, bias=False)
-        self.W_decay = Linear(d_in, states, bias=False)
+        self.W_gate, self.W_decay = (Linear(d_in, c, bias=False) for c in (values, states))
         self.W_beta = Linear(d_in, n * states, bias=False)
         self.conv = self.make_convolution(sum(self.channels), conv_size)
         # exp(a_log) from 0 to 16; at 0 itself the logarithm would be infinite.

@@ -13,8 +13,8 @@ from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
 class SelfAttentionV1(nn.Module):
     """Self-attention with plain parameters, not causal: x [..., T, d_in] -> [..., T, d_out].
 
-    Weights are [d_in, d_out] and multiply from the right. `nn.Linear` stores the transpose, so copy
-    V2's weights with `load_from`. Source: arXiv:1706.03762, sec. 3.2.1.
+    Weights are [d_in, d_out] and multiply from the right; `nn.Linear`, as in V2, stores the
+    transpose. Source: arXiv:1706.03762, sec. 3.2.1.
     """
 
     def __init__(self, d_in: int, d_out: int) -> None:
@@ -25,15 +25,6 @@ class SelfAttentionV1(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return _self_attention(x @ self.W_query, x @ self.W_key, x @ self.W_value)
-
-    @torch.no_grad()
-    def load_from(self, other: "SelfAttentionV2") -> None:
-        """Copy V2's weights. Raises ValueError if V2 has a bias, which V1 cannot hold."""
-        if other.W_query.bias is not None:
-            raise ValueError("qkv_bias=True is not possible in SelfAttentionV1; use qkv_bias=False")
-        self.W_query.copy_(other.W_query.weight.T)
-        self.W_key.copy_(other.W_key.weight.T)
-        self.W_value.copy_(other.W_value.weight.T)
 
 
 class SelfAttentionV2(nn.Module):

@@ -100,24 +100,8 @@ def _report_shipped(
 ) -> None:
     """Print the attention track or the battery with these runs in it; write its files."""
     from gptattn.build.data import build_data
-    from gptattn.compare.battery import (
-        Result,
-        battery_table,
-        make_battery,
-        read_results,
-        read_tasks,
-    )
-    from gptattn.compare.report import FILES, describe_open_sweeps, write_battery, write_track
-    from gptattn.compare.track import (
-        Entry,
-        list_regime,
-        make_track,
-        read_entries,
-        read_shipped,
-        ship,
-        track_table,
-        write_shipped,
-    )
+    from gptattn.compare import battery, track
+    from gptattn.compare.report import FILES, describe_open_sweeps, write_with_plots
     from gptattn.data.text import cache_folder
     from gptattn.runs.load import count_caches
     from gptattn.settings.compose import settings
@@ -127,55 +111,57 @@ def _report_shipped(
     for name in ("baseline", "by", "metrics", "speed"):
         if getattr(args, name):
             raise ConfigError(name, f"does not apply to {experiment}; leave it out")
-    for line in [f"skipped: {one}" for one in skipped] + [
-        f"open: {one}" for one in describe_open_sweeps(args.folder)
-    ]:
-        print(line, file=sys.stderr)
+    for line in skipped:
+        print(f"skipped: {line}", file=sys.stderr)
+    for line in describe_open_sweeps(args.folder):
+        print(f"open: {line}", file=sys.stderr)
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
 
-    def compute(entry: Entry | Result) -> list[float]:
-        overrides = entry.list_overrides(experiment)
-        if not cache.has(overrides):
-            print(f"once for this code: three training steps of {entry.name}", file=sys.stderr)
-        return cache.compute(overrides)
+    def compute(entry: track.HeldEntry) -> list[float]:
+        return cache.compute(entry.list_overrides(experiment), entry.name)
 
-    def holds(entry: Entry | Result) -> bool:
+    def holds(entry: track.HeldEntry) -> bool:
         return agrees(entry.fingerprint, compute(entry))
 
     home = SHIPPED[experiment]
     if experiment == "battery":
-        results, others = read_results(runs, count_caches), read_shipped(home, Result)
-        tasks = read_tasks(lambda cfg: build_data(cfg).text_hash)
-        battery = make_battery([*results, *others], tasks, holds)
-        track = make_track([], read_shipped(SHIPPED["track"], Entry))
-        table, write = battery_table(battery), partial(write_battery, battery, track)
-        known = [result for row in battery.rows.values() for result in row.values()]
+        own = battery.read_results(runs, count_caches)
+        others = track.read_shipped(home, battery.Result)
+        tasks = battery.read_tasks(lambda cfg: build_data(cfg).text_hash)
+        shown = battery.make_battery([*own, *others], tasks, holds)
+        table = battery.battery_table(shown)
     else:
-        results, others = read_entries(runs, count_caches), read_shipped(home, Entry)
-        if results:  # which must have the experiment's settings of today
-            today = list_regime(
-                result_settings(flat(asdict(settings([f"experiment={experiment}"]))))
-            )
+        own = track.read_entries(runs, count_caches)
+        others = track.read_shipped(home, track.Entry)
+        if own:  # which must have the experiment's settings of today
+            today = flat(asdict(settings([f"experiment={experiment}"])))
+            today = track.list_regime(result_settings(today))
             others = [msgspec.structs.replace(one, regime=today | one.regime) for one in others]
-        track = make_track(results, others, holds)
-        table, write = track_table(track), partial(write_track, track)
-        known = [*track.baseline.values(), *(row.entry for row in track.rows)]
+        shown = track.make_track(own, others, holds)
+        table = track.track_table(shown)
     if args.markdown:
         print(table.to_markdown(), *(f"- {note}" for note in table.notes), sep="\n")
     else:
         table.print(make_console())
-    if track.rows and args.files and not args.markdown and (runs or args.out):
+    if shown.rows and args.files and not args.markdown and (runs or args.out):
         out = args.out or args.folder[0] / "comparison"
         claim_folder(out, "report", "out", *FILES)
-        print(f"figure: {write(out)}")
+        from gptattn.compare import plots  # imports matplotlib
+
+        if isinstance(shown, track.Track):
+            drawn = [plots.draw_track(shown)]
+        else:
+            losses = track.make_track([], track.read_shipped(SHIPPED["track"], track.Entry))
+            drawn = [plots.draw_battery(shown), *plots.draw_recall(shown, losses)]
+        print(f"figure: {write_with_plots(table, drawn, out)}")
     if args.ship:
-        trained = {entry.name for entry in results}
+        trained = {entry.name for entry in own}
         chosen = [
-            entry if entry.is_shipped else ship(entry, compute(entry), others)
-            for entry in known
+            entry if entry.is_shipped else track.ship(entry, compute(entry), others)
+            for entry in shown.entries
             if entry.name in trained
         ]
-        write_shipped(chosen, home)
+        track.write_shipped(chosen, home)
         names = ", ".join(dict.fromkeys(entry.name for entry in chosen))
         print(f"shipped to {home}: {names or 'nothing'}")
 
