@@ -4,6 +4,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+import yaml
 from building import settings
 from msgspec.structs import replace as changed
 from reporting import report
@@ -25,6 +26,7 @@ from gptattn.compare.plots import draw_battery, draw_recall
 from gptattn.compare.track import make_track, read_shipped
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.load import count_caches
+from gptattn.settings.config import CONF
 from gptattn.training.fingerprint import compute_fingerprint
 
 INSTALLED = {"gptattn.model.gpt": hash_of("gptattn.model.gpt")}
@@ -158,10 +160,8 @@ def write_runs(folder: Path, name: str, seeds: range, *typed: str, **metrics: fl
         )
 
 
-PARITY = (
-    *("data=parity", "batch_size=32", "budget.steps=1000", "budget.accuracy=null"),
-    "validation.lengths=[40,80,160,256]",
-)
+SWEEPER = yaml.safe_load((CONF / "experiment" / "battery.yaml").read_text())["hydra"]["sweeper"]
+PARITY, _, _, RECALL, *_ = (variant.split() for variant in SWEEPER["variants"])
 
 
 def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeypatch, capfd):
@@ -171,9 +171,9 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(SHIPPED, "battery", tmp_path / "shipped")
     length = {"val/accuracy_256": 0.5}
-    write_runs(home, "mha", seeds, "data=mixed_recall", "budget.steps=1500")
+    write_runs(home, "mha", seeds, *RECALL)
     write_runs(home, "mha", seeds, *PARITY, **length)
-    write_runs(home, "mha", seeds, "data=mixed_recall", "budget.steps=7")
+    write_runs(home, "mha", seeds, *(o for o in RECALL if "steps" not in o), "budget.steps=7")
     report(home, "ship=true")
     out, _ = capfd.readouterr()
     assert re.search(r"mha \* +50\.0±0 0/3 .* 100\.0±0 3/3", out)
