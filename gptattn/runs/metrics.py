@@ -57,7 +57,7 @@ def list_slices(metrics: Iterable[str]) -> list[str]:
     return sorted({m for m in metrics if m.startswith(SLICE)}, key=lambda m: (len(m), m))
 
 
-def lowest_accuracy(metrics: Mapping[str, float]) -> float | None:
+def lowest_accuracy(metrics: Mapping[str, float | None]) -> float | None:
     """Return the accuracy of a task at the length of all that were asked where it is lowest."""
-    of_lengths = (m for m in metrics if m.removeprefix(SLICE).isdecimal() or m == ACCURACY)
-    return min((metrics[m] for m in of_lengths), default=None)
+    asked = {m for m in metrics if m == ACCURACY or m.removeprefix(SLICE).isdecimal()}
+    return min((x for m, x in metrics.items() if m in asked and x is not None), default=None)
