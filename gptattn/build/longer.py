@@ -77,9 +77,13 @@ def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     longer.load_state_dict(weights, assign=True)
     longer.to(model.head.weight)  # also what is not among the weights
     ids = torch.arange(trained, device=model.head.weight.device)[None] % model.vocab_size
-    learning = model.training
+    learning, blank = model.training, [w for w in model.parameters() if not w.any()]
+    for weight in blank:  # with `block.zero_init`, layers without effect would all seem right
+        weight.fill_(0.02)[::2].neg_()
     apart = (model.eval().hidden(ids) - longer.hidden(ids)).abs().max().item()
     model.train(learning)
+    for weight in blank:
+        weight.zero_()
     if apart > TOLERANCE:
         raise ConfigError(
             "lengths",

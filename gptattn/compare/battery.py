@@ -25,8 +25,6 @@ SOLVED = 0.99  # accuracy
 SEEDS = 3  # of each task
 RECALL = "mixed recall"  # what stands beside effective compute
 CONTEXT = "model.context_length"
-# How the settings begin that a result must share with the experiment of today.
-FACTS = ("data.", "model.", "optim.", "budget", "batch_size", "match", "validation.lengths")
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,7 @@ def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, Task]:
 
 
 def _list_facts(settings: Mapping[str, str], rows: str) -> dict[str, str]:
-    known = list_regime(settings) | {"budget": settings["budget"]}
-    return {k: v for k, v in known.items() if k.startswith(FACTS)} | {"rows": rows}
+    return list_regime(settings) | {"budget": settings["budget"], "rows": rows}
 
 
 def _name_task(choices: Mapping[str, str], facts: Mapping[str, str]) -> str:
@@ -127,7 +124,8 @@ class Battery:
 
     def score(self, name: str) -> tuple[float, float]:
         """Return the mean over tasks of the share of seeds that solve one, and of the accuracy."""
-        found = [self.list_accuracies(name, task) or [0.0] for task in self.tasks]
+        known = [self.list_accuracies(name, task) for task in self.tasks]
+        found = [[*own, *[0.0] * (SEEDS - len(own))] for own in known]  # what is missing counts 0
         return fmean(fmean(x >= SOLVED for x in own) for own in found), fmean(map(fmean, found))
 
 
@@ -165,8 +163,8 @@ def _describe_mismatch(result: Result, tasks: Mapping[str, Task]) -> str:
     """Return why a result is not of today's experiment or code; "" if it is."""
     if result.task not in tasks:
         return "not one of the tasks"
-    today = tasks[result.task].facts
-    if changed := [key for key, value in result.facts.items() if today.get(key) != value]:
+    today, facts = tasks[result.task].facts, result.facts  # a setting may be newer than a result
+    if changed := [key for key, value in today.items() if facts.get(key, value) != value]:
         return f"other settings ({', '.join(changed[:3])})"
     if code := [module for module, digest in result.code.items() if hash_of(module) != digest]:
         return f"other code ({', '.join(code[:3])})"

@@ -176,7 +176,7 @@ def length_notes(section: Section) -> list[str]:
         for key, length in row.runs[0].settings.items()
         if key.startswith("validation.lengths[") and f"{SLICE}{length}" not in row.metrics
     )
-    why = "to which weights are bound"
+    why = "to which weights or settings are bound"
     return [f"not asked beyond the trained length, {why}: {listed([*lacking])}"] if lacking else []
 
 

@@ -317,11 +317,12 @@ class TaskData(RunData):
         self.slices = task.slices()
         self.val = task.draw_held_out(draws(VALIDATION, 0), task.val_rows, length)
         digest = hashlib.sha256(repr(task).encode())
-        for part in self.val:
+        ids, targets, *_ = task.draw(draws(VALIDATION, 1), PROBED_ROWS, length)
+        differs = type(task).draw_held_out is not Task.draw_held_out
+        for part in (*self.val, *[targets] * differs):
             digest.update(part.astype("<i8").tobytes())
         self.text_hash = digest.hexdigest()
         self.held_out = {row.tobytes() for row in self.val[0]}
-        ids, targets, *_ = task.draw(draws(VALIDATION, 1), PROBED_ROWS, length)
         self.scored = float((targets != IGNORED).mean())
         known = len(self._held_out_rows(ids))
         if known > PROBED_ROWS // 2:

@@ -151,6 +151,8 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.init_from")
+    if cfg.validation.lengths:
+        targets.append("gptattn.build.longer")
     # Lightning's own callbacks count by its version.
     theirs = ["lightning"] * any(target.startswith("lightning.") for target in targets)
     return hash_code(targets, [*cfg.allow_targets, *theirs])

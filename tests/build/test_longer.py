@@ -83,3 +83,15 @@ def test_learned_positions_end_with_the_trained_ones():
     assert build_longer(cfg, own, 11) is own
     with refuses("lengths: position=learned"):
         check_length(cfg, own, 12)
+
+
+def test_layers_that_begin_without_effect_are_compared_all_the_same():
+    cfg, model = trained("attn=dsa", "position=rope", "block.zero_init=true")
+    with torch.no_grad():
+        for block in model.layers():
+            for layer in (block.attention.residual_writer(), block.mlp.down):
+                layer.weight.zero_()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with refuses("lengths"):  # topk is a share of the context
+        build_longer(cfg, model, 4 * LONG)
+    assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())

@@ -40,9 +40,9 @@ class GatedDeltaNet(RecurrentAttention):
     With `negative_eigenvalues` beta = 2 sigmoid(x w_b), and it may be nearly -1, a reflection, so
     that one layer can track a parity. With `householders` n (DeltaProduct) a token decays the state
     once and takes n such steps, each with a key, value and beta of its own, before it is read: n
-    reflections can permute n + 1 things in any way. Keys, values and beta then have n times the
-    weights, the recurrence of T tokens is one of n T, in chunks of `chunk` steps, and the state
-    stays as large.
+    reflections, for which it needs both, can permute n + 1 things in any way. Keys, values and beta
+    then have n times the weights, the recurrence of T tokens is one of n T, in chunks of `chunk`
+    steps, and the state stays as large.
 
     Queries and keys have `expand_k` times d_out channels, values and gate `expand_v` times. With
     1 and 1, heads are as large as in the model's other attentions: 5 d^2 + 2 d H weights, and
