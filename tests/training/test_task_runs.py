@@ -93,3 +93,21 @@ def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_n
     assert settings("seed=4294967295").seed < VALIDATION  # the largest
     tasks = [Recall(40, 10, 3), Recall(40, 10, 3, power=1.0), Recall(40, 11, 3), Recall(41, 10, 3)]
     assert len({TaskData(one, 16, TaskIds()).text_hash for one in tasks}) == len(tasks)
+
+
+@pytest.mark.slow
+def test_only_with_negative_eigenvalues_a_state_follows_parity_beyond_the_trained_length(tmp_path):
+    given = [
+        *("data=parity", "model=tiny", "block=llama", "position=none", "attn=gated_deltanet"),
+        *("optim=muon", "optim.lr=1e-2", "optim.decay=linear", "optim.final_lr_fraction=0.0"),
+        *("batch_size=64", "budget.steps=400", "validation.count=1", "data.val_rows=500"),
+        *("validation.lengths=[256]", "sample.tokens=0", "checkpoint=false"),
+    ]
+    found: dict[str, list[float]] = {"true": [], "false": []}
+    for able, of_seeds in found.items():
+        for seed in (1, 2, 3):
+            own = f"attn.negative_eigenvalues={able}", f"seed={seed}"
+            run = train(tmp_path / f"{able}_{seed}", *given, *own)
+            of_seeds.append(summary(run)["metrics"]["val/accuracy_256"])
+    assert sorted(found["true"])[1] > 0.7
+    assert max(found["false"]) < 0.6
