@@ -71,10 +71,9 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         input_position=in_input,
         d_mlp=choose_mlp_width(model),
         dropout=model.dropout,
-        style=BlockStyle(
-            block.norm, block.norm_eps, model.mlp, block.bias, zero_init=block.zero_init
-        ),
+        style=BlockStyle(block.norm, block.norm_eps, model.mlp, block.bias, block.zero_init),
         tied_head=block.tied_head,
+        embedding_std=block.embedding_std,
         shared_init=cfg.shared_init,
         activation_checkpointing=model.activation_checkpointing,
     )

@@ -128,10 +128,9 @@ class Recall(Task):
         if not isinstance(pairs, int):
             drawn = generator.integers(len(self.numbers()), size=rows)
             ids, targets = np.empty((2, rows, length), np.int64)
-            for label, number in enumerate(self.numbers()):
-                where = np.flatnonzero(drawn == label)
-                of_number = replace(self, pairs=number).draw(generator, len(where), length)
-                ids[where], targets[where] = of_number
+            for label, n in enumerate(self.numbers()):
+                at = np.flatnonzero(drawn == label)
+                ids[at], targets[at] = replace(self, pairs=n).draw(generator, len(at), length)
             return ids, targets, np.repeat(drawn[:, None], length, axis=1)
         keys = draw_different(generator, rows, half - 1, pairs) + 1
         values = draw_different(generator, rows, self.vocab_size - half, pairs) + half

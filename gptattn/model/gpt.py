@@ -146,6 +146,7 @@ class GPT(nn.Module):
         dropout: float,
         style: BlockStyle = GPT2_STYLE,
         tied_head: bool = True,
+        embedding_std: float = INIT_STD,
         shared_init: bool = False,
         activation_checkpointing: bool = False,
     ) -> None:
@@ -167,10 +168,10 @@ class GPT(nn.Module):
         self.to_gradient: Callable[[Tensor, Tensor], Tensor] | None = None  # of the loss
         if shared_init:
             with DrawnByName(self) as drawn:
-                self._initialise()
+                self._initialise(embedding_std)
             drawn.check()
         else:
-            self._initialise()
+            self._initialise(embedding_std)
 
     @property
     def head(self) -> nn.Embedding | nn.Linear:
@@ -186,15 +187,15 @@ class GPT(nn.Module):
         return {p for block in self.layers() for p in block.parameters() if p.ndim == 2}
 
     @torch.no_grad()
-    def _initialise(self) -> None:
+    def _initialise(self, embedding_std: float) -> None:
         """Draw all weights as GPT-2 does, whatever the style.
 
-        The std is 0.02, and 0.02 / sqrt(n) for what writes to the residual stream, where n counts
-        attentions and MLPs together; with `zero_init` those weights are 0.
+        The std is 0.02, `embedding_std` for embeddings, and 0.02 / sqrt(n) for what writes to the
+        residual stream, where n counts attentions and MLPs together (with `zero_init`: 0).
         """
         if self.token_embedding.weight.is_meta:
             return
-        _draw(self)
+        _draw(self, embedding_std)
         added = sum(1 if block.mlp is None else 2 for block in self.layers())
         residual_std = 0.0 if self.style.zero_init else INIT_STD * added**-0.5
         for block in self.layers():
@@ -345,14 +346,15 @@ def run_block(
     return y, replace(shared, state=shared.state | own.state)
 
 
-def _draw(module: nn.Module) -> None:
+def _draw(module: nn.Module, embedding_std: float) -> None:
     """Draw the weights of a module and its submodules, in order of construction."""
     if isinstance(module, Attention):
         module.initialise(INIT_STD)
         return
     if isinstance(module, nn.Linear | nn.Embedding):
-        module.weight.normal_(0.0, INIT_STD)
+        std = embedding_std if isinstance(module, nn.Embedding) else INIT_STD
+        module.weight.normal_(0.0, std)
     if isinstance(module, nn.Linear) and module.bias is not None:
         module.bias.zero_()
     for child in module.children():
-        _draw(child)
+        _draw(child, embedding_std)

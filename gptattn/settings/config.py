@@ -94,6 +94,7 @@ class BlockConfig:
     tied_head: bool
     norm_eps: Positive
     zero_init: bool
+    embedding_std: Positive
 
 
 @dataclass

@@ -185,8 +185,8 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     assert {one.task for one in kept} == {"parity", "mixed recall"}
     assert kept[0].accuracies[2] in ({"val/accuracy": 1.0}, {"val/accuracy": 1.0} | length)
     assert kept[0].fingerprint == compute_fingerprint(["experiment=battery", "attn=mha"])
-    # Keys and values of 6 layers, 64 numbers of 2 bytes each, 128 tokens.
-    assert {one.cache for one in kept if one.task == "mixed recall"} == {2 * 6 * 64 * 2 * 128}
+    # Keys and values of 6 layers, 64 numbers of 2 bytes each, 64 tokens.
+    assert {one.cache for one in kept if one.task == "mixed recall"} == {2 * 6 * 64 * 2 * 64}
     report(tmp_path / "shipped")
     assert re.search(r"mha +50\.0±0 0/3 ", capfd.readouterr().out)
 

@@ -107,6 +107,19 @@ def test_with_zero_init_the_layers_add_nothing_at_first(variant):
         torch.testing.assert_close(model.hidden(ids), model.norm(model.input_position(x, range(7))))
 
 
+@pytest.mark.parametrize("shared", ["false", "true"])
+def test_embedding_std_scales_the_embeddings_and_nothing_else(shared):
+    given = ["position=learned", "block.tied_head=false", f"shared_init={shared}"]
+    torch.manual_seed(1)
+    usual = build_gpt(*given).state_dict()
+    torch.manual_seed(1)
+    wide = build_gpt(*given, "block.embedding_std=0.5").state_dict()
+    for name, weight in usual.items():
+        scale = 25 if "embedding" in name else 1
+        torch.testing.assert_close(wide[name], scale * weight, rtol=1e-6, atol=0)
+    assert sum("embedding" in name for name in usual) == 2
+
+
 def test_relu2_squares_what_passes_the_relu():
     mlp = SquaredReLU(2, 3, bias=False)
     with torch.no_grad():
