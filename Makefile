@@ -5,7 +5,7 @@
 # make docs                    build site/             make docs-serve   the pages as they are edited
 # make test-oldest             test with the oldest torch that we support
 # make audit                   known vulnerabilities of the pinned versions
-# make track                   the attention track's runs
+# make track                   the attention track's runs     make battery  the battery's
 
 PYTHON ?= python3
 VENV   := .venv
@@ -22,7 +22,7 @@ ARGS   ?=
 # Without cached bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all test-oldest lint board report bench menu track docs docs-serve audit clean
+.PHONY: train test test-all test-oldest lint board report bench menu track battery docs docs-serve audit clean
 
 # Only what training needs: linters and other libraries would slow the first start. It is rebuilt only
 # when one of these files changes. Compiling everything installed would take as long as the rest, so
@@ -124,6 +124,20 @@ track: $(STAMP)
 	-$(TRACK) experiment=recall_state
 	$(BIN)/gptattn-compare outputs/recall_state
 	$(BIN)/python scripts/simulate_statistics.py tracks=2000
+
+# The battery's rows, in the same way.
+BATTERY := $(TRACK) experiment=battery
+battery: $(STAMP)
+	-$(BATTERY) attn=mha,mqa,mla,sliding,differential
+	-$(BATTERY) attn=mha 'part=[forget]' position=none
+	-$(BATTERY) attn=gated_deltanet,kda,mamba2,lightning position=none
+	-$(BATTERY) attn=gated_deltanet position=none attn.negative_eigenvalues=true
+	-$(BATTERY) attn=gated_deltanet position=none attn.negative_eigenvalues=true attn.householders=2
+	-$(BATTERY) 'pattern=[gated_deltanet,gated_deltanet,gated_deltanet,mha]'
+	-$(BATTERY) 'pattern=[sliding,mha]'
+	-$(BATTERY) 'pattern=[gated_deltanet,sliding]'
+	-$(BATTERY) recipe=gemma3,gpt_oss,kimi_linear,qwen3_next
+	$(BIN)/gptattn-compare outputs/battery
 
 # The site's tools have their own environment, so that they add nothing to .venv. It includes torch,
 # because the notebook trains.

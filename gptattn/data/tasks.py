@@ -182,10 +182,10 @@ class NoisyRecall(Task):
         told[every, known] = told[:, -1] = True
         pairs = np.stack([key, np.take_along_axis(values, key, axis=1)], axis=2)
         ids[told] = pairs[told]
-        same = ids[:, :, None, 0] == ids[:, None, :, 0]
-        asked = told & (same & np.tri(slots, k=-1, dtype=bool)).any(axis=2)
+        _, first = np.unique(ids[:, :, 0] + every[:, None] * self.vocab_size, return_index=True)
+        told.flat[first] = False  # a key that is new is no question
         targets = np.full_like(ids, IGNORED)
-        targets[asked, 0] = pairs[asked, 1]
+        targets[told, 0] = pairs[told, 1]
         return ids.reshape(rows, -1)[:, :length], targets.reshape(rows, -1)[:, :length]
 
 
