@@ -90,10 +90,7 @@ def continue_provenance(
     Warns if other code goes on with it, or if it leaves its schedule for another budget.
     """
     mixed = "; the report will not average it with other runs"
-    was, asked = (
-        budget_words(flat({"budget": node["budget"]}))
-        for node in (folder.read_settings(), asdict(cfg))
-    )
+    was, asked = (budget_words(flat(node)) for node in (folder.read_settings(), asdict(cfg)))
     left = was if state.step and was != asked else ""
     if left and not state.complete:
         left = f"{was} {UNTIL} {state.step}"

@@ -82,7 +82,8 @@ def budget_words(config: Mapping[str, str]) -> str:
     default, accuracy = given.pop("default_steps", None), given.pop("accuracy", "None")
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
     words = " and ".join(set_) or (f"{default} steps" if default else "")
-    return words + f" or accuracy {accuracy}" * (accuracy != "None")
+    early = f" or accuracy {accuracy} at one of {config.get('validation.count')} validations"
+    return words + early * (accuracy != "None")
 
 
 def settings_key(settings: Mapping[str, Any], budget: str | None = None) -> str:

@@ -46,7 +46,7 @@ def test_a_run_ends_with_the_validation_that_reaches_the_accuracy(tmp_path, capf
     assert summary(run)["steps"] == 2
     assert command(tmp_path, f"resume={run}", "budget.accuracy=null") == 0
     assert summary(run)["steps"] == 4
-    assert RunFolder(run).read_provenance().budgets == ["4 steps or accuracy 0.0001"]
+    assert RunFolder(run).read_provenance().budgets == ["4 steps or accuracy 0.0001 at one of 2 validations"]
 
 
 def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run):
