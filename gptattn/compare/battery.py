@@ -28,7 +28,7 @@ CONTEXT = "model.context_length"
 
 
 @dataclass(frozen=True)
-class Task:
+class BatteryTask:
     """A task of the experiment, as it is today."""
 
     facts: Mapping[str, str]  # the settings of its runs, and the hash of its rows
@@ -36,7 +36,7 @@ class Task:
     metric: str  # that accuracy
 
 
-def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, Task]:
+def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, BatteryTask]:
     """Return the tasks of conf/experiment/battery.yaml, by name."""
     from gptattn.settings.compose import settings  # imports Hydra
 
@@ -49,7 +49,7 @@ def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, Task]:
         asked = max(cfg.validation.lengths, default=None)
         metric = ACCURACY if asked is None else f"{SLICE}{asked}"
         name = _name_task(cfg.choices, facts)
-        tasks[name] = Task(facts, asked or cfg.model.context_length, metric)
+        tasks[name] = BatteryTask(facts, asked or cfg.model.context_length, metric)
     return tasks
 
 
@@ -107,7 +107,7 @@ def read_results(runs: Sequence[Run], count_caches: CountCaches) -> list[Result]
 class Battery:
     """The table: the results of each row by task, the best row first, and what was left out."""
 
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, BatteryTask]
     rows: Mapping[str, Mapping[str, Result]]
     left_out: Mapping[str, Sequence[str]]  # reason -> results
 
@@ -130,7 +130,7 @@ class Battery:
 
 
 def make_battery(
-    results: Sequence[Result], tasks: Mapping[str, Task], holds: Callable[[Result], bool]
+    results: Sequence[Result], tasks: Mapping[str, BatteryTask], holds: Callable[[Result], bool]
 ) -> Battery:
     """Return the table of these results, as far as they are of today's experiment and code.
 
@@ -159,7 +159,7 @@ def make_battery(
     return Battery(tasks, {name: rows[name] for name in best}, left_out)
 
 
-def _describe_mismatch(result: Result, tasks: Mapping[str, Task]) -> str:
+def _describe_mismatch(result: Result, tasks: Mapping[str, BatteryTask]) -> str:
     """Return why a result is not of today's experiment or code; "" if it is."""
     if result.task not in tasks:
         return "not one of the tasks"

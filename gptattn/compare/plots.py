@@ -268,9 +268,10 @@ def draw_recall(battery: Battery, track: Track) -> list[Plot]:
     """
     base = track.baseline[track.budgets[0]]
     reach = [one.flops / base.flops for one in track.baseline.values()]
+    low, high = min(reach), max(reach)  # of the baseline's curve
     known = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
     points = [
-        (np.clip(value, min(reach), max(reach)), 100 * np.mean(values), entry)
+        (min(max(value, low), high), 100 * np.mean(values), entry)
         for value, entry in sorted([(1.0, base), *known], key=lambda one: -one[0])
         if (values := battery.list_accuracies(entry.name, RECALL))
     ]
@@ -284,7 +285,8 @@ def draw_recall(battery: Battery, track: Track) -> list[Plot]:
             size = max(4, 1.2 * math.log2(held or 1) - 15)
             axes.plot(x, y, "o" if held else "x", color=COLOURS[0], alpha=0.6, markersize=size)
             away = (0, -13 if i % 2 else 8)  # many lie side by side
-            axes.annotate(f"{i}", (x, y), away, textcoords="offset points", ha="center")
+            mark = f"{'<' * (x <= low)}{i}{'>' * (x >= high)}"  # at an end: there or beyond
+            axes.annotate(mark, (x, y), away, textcoords="offset points", ha="center")
             legend.append(f"{i}  {_shorten(entry.name)}: {EngFormatter('B', 0)(held)}")
         axes.text(1.02, 1, "\n".join(legend), transform=axes.transAxes, va="top", fontsize=7)
         axes.margins(0.1)

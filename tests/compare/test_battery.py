@@ -14,8 +14,8 @@ from test_track import BASE, entry
 
 from gptattn.build.data import build_data
 from gptattn.compare.battery import (
+    BatteryTask,
     Result,
-    Task,
     battery_table,
     make_battery,
     read_results,
@@ -35,8 +35,8 @@ FACTS = {
     name: {"model.context_length": n, "rows": "r", "budget": "9 steps"} for name, n in SIZES.items()
 }
 TASKS = {
-    "parity": Task(FACTS["parity"], 256, "val/accuracy_256"),
-    "mixed recall": Task(FACTS["mixed recall"], 128, "val/accuracy"),
+    "parity": BatteryTask(FACTS["parity"], 256, "val/accuracy_256"),
+    "mixed recall": BatteryTask(FACTS["mixed recall"], 128, "val/accuracy"),
 }
 
 
