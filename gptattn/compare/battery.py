@@ -46,6 +46,8 @@ def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, BatteryTask
     for variant in sweeper["variants"]:
         cfg = settings(["experiment=battery", *variant.split()])
         facts = _list_facts(result_settings(flat(asdict(cfg))), hash_rows(cfg))
+        for settled in ("tokenizer.vocab_size", "validation.tokens"):  # by a run, from its rows
+            facts.pop(settled, None)
         asked = max(cfg.validation.lengths, default=None)
         metric = ACCURACY if asked is None else f"{SLICE}{asked}"
         name = _name_task(cfg.choices, facts)

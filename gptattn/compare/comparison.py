@@ -195,10 +195,7 @@ def compare(
         if folder not in counted
     ]
     return Comparison(
-        list(folders),
-        sections,
-        differences_in_provenance(runs),
-        [*skipped, *replaced, *copies],
+        list(folders), sections, differences_in_provenance(runs), [*skipped, *replaced, *copies]
     )
 
 
