@@ -12,7 +12,6 @@ from runfolders import write_run
 from support import refuses
 from test_track import BASE, entry
 
-from gptattn.build.data import build_data
 from gptattn.compare.battery import (
     BatteryTask,
     Result,
@@ -28,6 +27,7 @@ from gptattn.machine.source_code import hash_of
 from gptattn.runs.load import count_caches
 from gptattn.settings.config import CONF
 from gptattn.training.fingerprint import compute_fingerprint
+from gptattn.training.preflight import preflight
 
 INSTALLED = {"gptattn.model.gpt": hash_of("gptattn.model.gpt")}
 SIZES = {"parity": "40", "mixed recall": "128"}
@@ -144,8 +144,8 @@ def test_the_heat_map_has_each_accuracy_and_recall_stands_beside_effective_compu
 
 def write_runs(folder: Path, name: str, seeds: range, *typed: str, **metrics: float) -> None:
     """Write runs as the sweep records them, with the installed code."""
-    cfg = settings("experiment=battery", f"attn={name}", *typed)
-    data = build_data(cfg)
+    ready = preflight(settings("experiment=battery", f"attn={name}", *typed), plans=True)
+    cfg, data = ready.cfg, ready.data
     for seed in seeds:
         config = asdict(cfg) | {"seed": seed, "overrides": [f"attn={name}", *typed, f"seed={seed}"]}
         write_run(
