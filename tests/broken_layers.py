@@ -344,6 +344,17 @@ class Zeros(WithoutGradient):
         return torch.zeros_like(x)
 
 
+class GatedByAScalar(Mixer):
+    """Sound: its gate starts at 0, as in ReZero (Bachlechner et al. 2020, arXiv:2003.04887)."""
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__(d_in, d_out)
+        self.gate = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate * super().forward(x)
+
+
 class InFloat32(Mixer):
     """Sound, but it mixes in float32, as kernels do that know no other format."""
 

@@ -79,7 +79,7 @@ def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     ids = torch.arange(trained, device=model.head.weight.device)[None] % model.vocab_size
     learning, blank = model.training, [w for w in model.parameters() if not w.any()]
     for weight in blank:  # with `block.zero_init`, layers without effect would all seem right
-        weight.fill_(0.02)[::2].neg_()
+        weight.copy_(torch.linspace(-0.02, 0.02, weight.numel()).view_as(weight))
     apart = (model.eval().hidden(ids) - longer.hidden(ids)).abs().max().item()
     model.train(learning)
     for weight in blank:

@@ -178,7 +178,7 @@ def battery_table(battery: Battery) -> Table:
     cells, lacks = [["entry", *battery.tasks, "cache", "params"]], []
     for name, row in battery.rows.items():
         found = {task: battery.list_accuracies(name, task) for task in battery.tasks}
-        longest = max(row.values(), key=lambda one: int(one.facts[CONTEXT]))
+        longest = max(row.values(), key=lambda one: (int(one.facts[CONTEXT]), one.params))
         cache = "no cache" if longest.cache is None else f"{longest.cache:,}"
         label = name + " *" * any(not one.is_shipped for one in row.values())
         shown = map(describe_accuracies, found.values())
@@ -192,7 +192,7 @@ def battery_table(battery: Battery) -> Table:
         "the best first: by the share of seeds that solve a task, then by accuracy, both as means "
         "over tasks; what is missing counts as 0",
         "cache: bytes of cache or state in half precision, at the end of the longest rows in "
-        "training; params: of that model; * trained here, the others are shipped",
+        "training; params: of the largest model; * trained here, the others are shipped",
         *lacks,
         *(f"left out: {', '.join(own)}: {why}" for why, own in battery.left_out.items()),
     ]

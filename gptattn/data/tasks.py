@@ -54,7 +54,7 @@ class Task(Source):
         return 1 / (self.vocab_size - self.special)
 
     def slices(self) -> tuple[str, ...]:
-        """Return the names of the kinds of questions, if `draw` labels these by number."""
+        """Return names, no mere numbers, of the kinds of questions, if `draw` labels these."""
         return ()
 
     @abstractmethod

@@ -9,6 +9,7 @@ from support import refuses
 
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.build.longer import build_longer, check_length
+from gptattn.build.model import build_model
 from gptattn.model.gpt import GPT
 from gptattn.position import RotaryPosition
 from gptattn.settings.config import TrainConfig
@@ -95,3 +96,15 @@ def test_layers_that_begin_without_effect_are_compared_all_the_same():
     with refuses("lengths"):  # topk is a share of the context
         build_longer(cfg, model, 4 * LONG)
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
+
+
+def test_a_scalar_may_be_zero():
+    cfg = settings(*SMALL, "position=none")
+    cfg = replace(
+        cfg, attn={"_target_": "broken_layers.GatedByAScalar"}, allow_targets=["broken_layers"]
+    )
+    model = build_model(cfg, 13)
+    assert build_longer(cfg, model, LONG).context_length == LONG
+    gates = [x for name, x in model.named_parameters() if name.endswith("gate")]
+    assert len(gates) == 2
+    assert not any(gates)
