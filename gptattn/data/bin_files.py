@@ -1,22 +1,25 @@
 """Token ids from existing files: prepared texts, nanoGPT's files, modded-nanogpt's shards.
 
 A shard is 256 int32 numbers, of which the first three are 20240520, 1 and the number of ids, and
-then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py.
+then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py. With
+20240801 and 7 the ids have 32 bits. Source: github.com/karpathy/llm.c, dev/data/data_common.py.
 """
 
 import hashlib
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 
 from gptattn.data.run_data import Request
 from gptattn.data.text import find_files, find_sides
-from gptattn.data.tokenizer import FOLDER, Ids
+from gptattn.data.tokenizer import FOLDER, Ids, id_type
 from gptattn.data.tokens import (
     INDEX,
     PIECE_TOKENS,
+    Index,
     TokenData,
     TokenSource,
     TokenWriter,
@@ -28,11 +31,10 @@ from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import expand_path
 from gptattn.machine.read_progress import show_progress
 
-MAGIC = (20240520).to_bytes(4, "little")
-HEADER = 512  # ids that a shard's header takes the room of
+MAGIC = {(20240520).to_bytes(4, "little"): 16, (20240801).to_bytes(4, "little"): 32}  # -> bits
+HEADER = 1024  # bytes
 OTHERS = {  # how a file of another format begins -> what it is
     rb"\x93NUMPY": "a NumPy file",
-    re.escape((20240801).to_bytes(4, "little")): "an llm.c shard of 32-bit ids",
     rb".{4}\0{4}\{": "safetensors",  # after the length of its header
     rb"PAR1": "Parquet (data=hf)",
     rb"PK\x03\x04|\x80[\x04\x05]\x95|SQLite format 3": "a zip file, a pickle or a database",
@@ -43,7 +45,7 @@ HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interva
 
 
 class BinFiles(TokenSource):
-    """Ids of 16 bits: a prepared folder, or files of other projects.
+    """Ids of 16 or 32 bits: a prepared folder, or files of other projects.
 
     `path` is a prepared folder; or one with `*train*.bin` and perhaps `val*.bin` or `*_val*.bin`,
     as nanoGPT and modded-nanogpt write them; or one such file. Without a held-out file, and without
@@ -63,7 +65,7 @@ class BinFiles(TokenSource):
         index, tokenizer = read_index(self.root), request.tokenizer
         tokenizer.restore(index.settings, self.root)
         if not tokenizer.ready or tokenizer.fingerprint() != index.tokenizer:
-            words = choose_tokenizer(index.choice, self.root)
+            words = choose_tokenizer(index, self.root)
             raise ConfigError("tokenizer", f"is not that of the ids; give {words}")
         return TokenData(self.root, index, request)
 
@@ -80,10 +82,11 @@ class BinFiles(TokenSource):
 
     def write_tokens(self, request: Request, train: TokenWriter, val: TokenWriter) -> str:
         train_files, val_files = self._find_files()
-        found = [read_ids(file, "data.path") for file in train_files]
+        bits = id_type(request.tokenizer.vocab_size).itemsize * 8
+        found = [read_ids(file, "data.path", bits) for file in train_files]
         to_train_on = sum(map(len, found))
         if val_files:
-            found += [read_ids(file, "data.val_path") for file in val_files]
+            found += [read_ids(file, "data.val_path", bits) for file in val_files]
             val.context = 1
         else:
             to_train_on -= max(1, round(to_train_on * request.val_fraction))
@@ -114,30 +117,36 @@ class BinFiles(TokenSource):
         return hashlib.sha256("\n".join(map(json.dumps, sides)).encode()).hexdigest()
 
 
-def read_ids(path: Path, field: str) -> Ids:
-    """Return a file's ids, without a shard's header.
+def read_ids(path: Path, field: str, bits: int) -> Ids:
+    """Return a file's ids, without a shard's header, which says how many bits they have.
 
-    Raises DataError, naming `field`, for what cannot be a file of 16-bit ids.
+    `bits`: without a header. Raises DataError, naming `field`, for what cannot be a file of ids.
     """
     try:
         with path.open("rb") as file:
             head = file.read(256)
         for start, what in OTHERS.items():
             if re.match(start, head, re.DOTALL):
-                needed = "give 16-bit ids, as numpy's ids.astype('uint16').tofile(FILE) writes them"
-                raise DataError(field, f"{path} is {what}, not ids of 16 bits; {needed}")
-        ids = map_ids(path)
-    except (OSError, ValueError) as error:  # an odd number of bytes
-        raise DataError(field, f"{path} holds no 16-bit ids ({error})") from None
-    if ids[:2].tobytes() != MAGIC:
+                needed = f"give ids as numpy's ids.astype('uint{bits}').tofile(FILE) writes them"
+                raise DataError(field, f"{path} is {what}, not ids of {bits} bits; {needed}")
+        own = MAGIC.get(head[:4])
+        ids = map_ids(path, own or bits)
+    except (OSError, ValueError) as error:  # a number of bytes that ids cannot have
+        raise DataError(field, f"{path} holds no {bits}-bit ids ({error})") from None
+    if own is None:
         return ids
-    if len(ids) - HEADER != int.from_bytes(ids[4:6].tobytes(), "little"):
+    ids = ids[HEADER * 8 // own :]
+    if len(ids) != int.from_bytes(head[8:12], "little"):
         raise DataError(field, f"{path} is a shard that is not whole; make it again")
-    return ids[HEADER:]
+    return ids
 
 
-def choose_tokenizer(choice: str, root: Path) -> str:
+def choose_tokenizer(index: Index, root: Path) -> str:
     """Return the settings that choose the tokenizer which made the ids in a folder."""
+    if not (root / FOLDER).is_dir():
+        return f"tokenizer={index.choice}"
     # gpt2 reads any byte-level BPE, also one that tokenizer=bpe has trained.
-    own = (root / FOLDER).is_dir()
-    return f"tokenizer=gpt2 tokenizer.path={root}" if own else f"tokenizer={choice}"
+    choice = "gpt2" if index.choice == "bpe" else index.choice
+    own = {key: index.settings.get(key) for key in ("end_of_text", "parse_special")}
+    more = [shlex.quote(f"tokenizer.{key}={json.dumps(own[key])}") for key in own if own[key]]
+    return " ".join([f"tokenizer={choice}", f"tokenizer.path={root}", *more])

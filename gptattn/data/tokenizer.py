@@ -13,12 +13,16 @@ from numpy.typing import NDArray
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import write_atomically
 
-MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
 # Text between two documents, for tokenizers without an id for the end of text.
 SEPARATOR = "\n\n"
 FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and beside a token file
 
-Ids = NDArray[np.uint16]
+Ids = NDArray[np.uint16] | NDArray[np.uint32]  # as `id_type` says
+
+
+def id_type(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
+    """Return the type of a vocabulary's ids: 16 bits where they suffice, else 32."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 class Piece(NamedTuple):
@@ -61,7 +65,7 @@ class Tokenizer(ABC):
         """Return the ids between two documents."""
         if self.end_of_text is None:
             return self.encode(SEPARATOR, "data")
-        return np.array([self.end_of_text], dtype=np.uint16)
+        return np.array([self.end_of_text], dtype=id_type(self.vocab_size))
 
     @abstractmethod
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
@@ -122,12 +126,6 @@ class CharTokenizer(Tokenizer):
         self.characters = "".join(sorted(set(chain.from_iterable(texts))))
         self.vocab_size = len(self.characters)
         self.ready = self.vocab_size > 0
-        if self.vocab_size > MAX_VOCABULARY:
-            raise DataError(
-                "tokenizer",
-                f"the text has {self.vocab_size:,} distinct characters, more than "
-                f"{MAX_VOCABULARY:,}; use tokenizer=byte",
-            )
         # A table by code point: searching the sorted ones takes twenty times longer.
         self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
         self._ids[_code_points(self.characters)] = np.arange(self.vocab_size)
@@ -151,7 +149,7 @@ class CharTokenizer(Tokenizer):
                 f"{self.vocab_size} that the char tokenizer knows; leave it out or use "
                 "tokenizer=byte",
             )
-        return ids.astype(np.uint16)
+        return ids.astype(id_type(self.vocab_size))
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         text = "".join(self.characters[id] for id in ids.tolist())

@@ -1,7 +1,7 @@
 """One memory-mapped file of token ids for each text, with a JSON beside it.
 
 `make_tokens` writes the ids of any source in constant memory: `tokens.bin` has the training
-ids, then the held-out ones, 16 bits each; `documents.npy` says where documents begin;
+ids, then the held-out ones, 16 or 32 bits each; `documents.npy` says where documents begin;
 `tokens.json`, written last, describes the file.
 """
 
@@ -14,10 +14,9 @@ import tempfile
 from abc import abstractmethod
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import msgspec
 import numpy as np
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, DocumentNumbers, ValidationSet, training_batch
-from gptattn.data.tokenizer import FOLDER, SEPARATOR, Ids, Tokenizer, write_files
+from gptattn.data.tokenizer import FOLDER, SEPARATOR, Ids, Tokenizer, id_type, write_files
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import remove_partials, replacing, write_atomically, write_json
 from gptattn.machine.lock import is_locked
@@ -34,12 +33,10 @@ from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
 FILES = (TOKENS, INDEX, STARTS, FOLDER)
-TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # read at a time
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     """The JSON beside a token file."""
 
     source: str  # hash of everything that decides the ids, except the vocabulary
@@ -53,6 +50,7 @@ class Index:
     val_start: int  # the first held-out id, which is only context
     val_bytes: int | None  # UTF-8 bytes of the scored tokens; None: there is no text
     documents: int | None  # to train on, if known
+    id_bits: Literal[16, 32] = 16
 
 
 class TokenData(RunData):
@@ -69,7 +67,7 @@ class TokenData(RunData):
         self.tokenizer, self.index = request.tokenizer, index
         self.tokenizer.restore(index.settings, folder)
         self.text_hash, self.val_bytes = index.text_sha256, index.val_bytes
-        ids = map_ids(folder / TOKENS)
+        ids = map_ids(folder / TOKENS, index.id_bits)
         self.train = ids[: index.train_tokens]
         self.val = ids[index.val_start :]  # the first is only context
         if request.val_tokens is not None and request.val_tokens < len(self.val) - 1:
@@ -126,8 +124,8 @@ def number_documents(
 class TokenWriter:
     """Writes the ids to train on, or to hold out, to a file."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
+    def __init__(self, file: IO[bytes], tokenizer: Tokenizer) -> None:
+        self.file, self.tokenizer = file, tokenizer
         self.tokens = 0
         self.documents: int | None = None  # None: not counted
         self.context = 0  # ids at the beginning that are not scored
@@ -136,7 +134,8 @@ class TokenWriter:
     def write(self, ids: Ids, starts: Iterable[int] = ()) -> None:
         """Write ids; `starts`: the places among them where documents begin."""
         self.starts.extend(self.tokens + start for start in starts)
-        self.file.write(ids.astype(TOKEN_DTYPE, copy=False).data)
+        kind = id_type(self.tokenizer.vocab_size)  # which is known only after `fit`
+        self.file.write(ids.astype(kind, copy=False).data)
         self.tokens += len(ids)
 
 
@@ -203,7 +202,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
         remove_partials(folder, folder / FOLDER)
         with replacing(folder / TOKENS) as file, tempfile.TemporaryFile(dir=folder) as held_out:
-            train, val = TokenWriter(file), TokenWriter(held_out)
+            train, val = TokenWriter(file, tokenizer), TokenWriter(held_out, tokenizer)
             text_sha256 = source.write_tokens(request, train, val)
             if not train.tokens or val.tokens <= val.context:  # nothing to score
                 raise DataError(
@@ -218,6 +217,7 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
         write_files(folder / FOLDER, tokenizer.files())
         # Without context of its own, the first scored id has the last one to train on.
         val_start = train.tokens + val.context - 1
+        bits = id_type(tokenizer.vocab_size).itemsize * 8
         index = Index(
             source=source_hash,
             recipe=recipe,
@@ -228,8 +228,9 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             tokens=train.tokens + val.tokens,
             train_tokens=train.tokens,
             val_start=val_start,
-            val_bytes=_count_bytes(map_ids(folder / TOKENS)[val_start + 1 :], tokenizer),
+            val_bytes=_count_bytes(map_ids(folder / TOKENS, bits)[val_start + 1 :], tokenizer),
             documents=train.documents,
+            id_bits=bits,
         )
         write_json(folder / INDEX, index)
     return index
@@ -249,7 +250,7 @@ def read_index(folder: Path) -> Index:
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         (folder / STARTS).stat()
-        if (folder / TOKENS).stat().st_size != index.tokens * TOKEN_DTYPE.itemsize:
+        if (folder / TOKENS).stat().st_size != index.tokens * index.id_bits // 8:
             raise ValueError(f"{TOKENS} is not as {INDEX} says")
         return index
     except (OSError, ValueError, RecursionError) as error:
@@ -258,9 +259,9 @@ def read_index(folder: Path) -> Index:
         ) from None
 
 
-def map_ids(path: Path) -> Ids:
-    """Return the ids in a file, mapped to memory."""
-    return np.memmap(path, TOKEN_DTYPE, "r").view(np.ndarray)
+def map_ids(path: Path, bits: int) -> Ids:
+    """Return the ids of 16 or 32 bits in a file, mapped to memory."""
+    return np.memmap(path, f"<u{bits // 8}", "r").view(np.ndarray)
 
 
 def stamp_file(path: Path) -> str:

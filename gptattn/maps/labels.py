@@ -11,15 +11,10 @@ LONGEST = 12  # characters of a label on an axis
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
-def label_tokens(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> list[str]:
-    """Return a visible label of each id's part of the text; half a character is written `\\xc3`."""
-    raw = text.encode()
-    ends = tokenizer.byte_lengths()[ids].cumsum().tolist()
-    starts = [0, *ends[:-1]]
-    return [
-        make_visible(raw[start:end].decode("utf-8", errors="backslashreplace"))
-        for start, end in zip(starts, ends, strict=True)
-    ]
+def label_tokens(tokenizer: Tokenizer, ids: NDArray[np.integer]) -> list[str]:
+    """Return a visible label of each id's text; half a character is written `\\xc3`."""
+    parts = (tokenizer.to_bytes(id) for id in np.split(ids, len(ids)))
+    return [make_visible(part.decode("utf-8", errors="backslashreplace")) for part in parts]
 
 
 def make_visible(text: str) -> str:

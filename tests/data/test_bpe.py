@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
 
 from gptattn.build.data import build_tokenizer
-from gptattn.data import bpe as our_bpe
+from gptattn.data import hf_tokenizer
 from gptattn.data.bpe import ByteLevelBPE, byte_characters
 from gptattn.data.text import PlainText
 from gptattn.data.tokenizer import write_files
@@ -50,7 +50,7 @@ def test_ids_are_those_of_transformers(theirs, ours):
 
 @pytest.mark.parametrize("length", [1, 7])
 def test_a_text_in_pieces_has_the_ids_of_the_whole(length, theirs, ours, monkeypatch):
-    monkeypatch.setattr(our_bpe, "PIECE_CHARS", length)
+    monkeypatch.setattr(hf_tokenizer, "PIECE_CHARS", length)
     draw = random.Random(length)
     alphabet = [*TRICKY, *"  \n\n'sdt", "'re", "  ", "<|endoftext|>"]
     text = "".join(draw.choices(alphabet, k=3000))
@@ -167,9 +167,8 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path):
 
 
 def test_a_size_that_cannot_be_is_refused_with_one_that_can(tmp_path):
-    for size, limit in ((256, 257), (65_537, 65_536)):
-        with refuses(f"tokenizer.vocab_size: {limit}"):
-            build_tokenizer(settings(["tokenizer=bpe", f"tokenizer.vocab_size={size}"]))
+    with refuses("tokenizer.vocab_size: 257"):
+        build_tokenizer(settings(["tokenizer=bpe", "tokenizer.vocab_size=256"]))
     text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
     with refuses("tokenizer.vocab_size: 260"):
         load(text, tmp_path, ByteLevelBPE(vocab_size=261))

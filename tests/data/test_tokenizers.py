@@ -44,12 +44,6 @@ def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed():
         TaskIds().encode("Once", "prompt")
 
 
-def test_more_characters_than_ids_of_16_bits_are_refused():
-    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x12000)]))
-    with refuses("tokenizer: tokenizer=byte", 3):
-        CharTokenizer().fit([Piece(0, "train", everything)])
-
-
 def test_tokenizers_with_other_ids_have_other_fingerprints():
     tokenizers = ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), CharTokenizer("byte")
     assert len({tokenizer.fingerprint() for tokenizer in tokenizers}) == 4

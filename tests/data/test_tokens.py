@@ -11,7 +11,7 @@ import pytest
 from loading import load, read_sides, request
 from support import MIXED, TEXT, TRICKY, refuses
 
-import gptattn.data.bpe as our_bpe
+import gptattn.data.hf_tokenizer as our_tokenizer
 from gptattn.data import text as our_text
 from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
@@ -107,7 +107,7 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(size, name, gpt2, tmp_path
     tokenizer = {"byte": ByteTokenizer(), "char": CharTokenizer(), "gpt2": gpt2}[name]
     monkeypatch.setattr(our_text, "PIECE", size)
     monkeypatch.setattr(our_text, "BATCH", 3)
-    monkeypatch.setattr(our_bpe, "PIECE_CHARS", 50)
+    monkeypatch.setattr(our_tokenizer, "PIECE_CHARS", 50)
     content = "".join(random.Random(size).choices([*sorted({*TRICKY} - {*"\0\r"}), TEXT], k=300))
     (tmp_path / "text").write_text(content, encoding="utf-8")
     data = load(TextFiles(str(tmp_path / "text")), tmp_path / "cache", tokenizer)

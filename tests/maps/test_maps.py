@@ -29,7 +29,7 @@ def causal(H: int, T: int) -> np.ndarray:
 def test_bytes_of_a_split_character_show_their_number():
     text = "aï\n 中"
     ids = ByteTokenizer().encode(text, "prompt")
-    assert label_tokens(ByteTokenizer(), ids, text) == [
+    assert label_tokens(ByteTokenizer(), ids) == [
         *("a", "\\xc3", "\\xaf", "⏎", "␣", "\\xe4", "\\xb8", "\\xad"),
     ]
 

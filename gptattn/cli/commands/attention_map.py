@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> None:
     most = min(model.context_length, MAX_TOKENS)
     if len(tokens) > most:
         raise DataError("prompt", f"has {len(tokens)} tokens, more than {most}; shorten it")
-    labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
+    labels, ids = label_tokens(saved.tokenizer, tokens), torch.from_numpy(tokens)[None]
 
     out = args.out or RunFolder(args.run).maps
     claim_folder(out, "maps", "out", "layer_*.png", "attention.html")

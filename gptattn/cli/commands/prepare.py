@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> None:
     index = make_tokens(source, args.to, request)
     print(f"train: {index.train_tokens:,} tokens")
     print(f"val: {index.tokens - index.val_start - 1:,} tokens")
-    words = choose_tokenizer(index.choice, args.to)
+    words = choose_tokenizer(index, args.to)
     print("train with:", command("train"), "data=bin", shlex.quote(f"data.path={args.to}"), words)
 
 

@@ -1,0 +1,166 @@
+"""Any tokenizer of the library `tokenizers`: Llama's, Qwen's, or one of the user's own."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from gptattn.data.hub import local_folder
+from gptattn.data.tokenizer import FOLDER, Ids, Tokenizer, id_type, utf8
+from gptattn.errors import ConfigError, DataError
+
+FILE = "tokenizer.json"
+PIECE_CHARS = 2**14  # encoded at a time, roughly
+END_OF_TEXT = "<|endoftext|>"  # of GPT-2 and Qwen
+ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # Llama 3's, Llama 2's, Gemma's
+HIDDEN = "\0"  # before the name of a token that no text may spell
+BEFORE_SPACE, NOWHERE = re.compile(r"\S(?= )"), re.compile(r"(?!)")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """The tokenizer in a tokenizer.json: `path` is the file, its folder, a run or `hf:owner/name`.
+
+    `end_of_text` names the token between documents; by default it is the first of ENDS that the
+    file has. Special tokens in a text are ordinary text, unless `parse_special`; other added tokens
+    are always found. Nothing is put around a text. Raises DataError for a file that cannot be used,
+    or whose hash is not `sha256`; ConfigError if it lacks `end_of_text`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        sha256: str | None = None,
+        end_of_text: str | None = None,
+        parse_special: bool = False,
+    ) -> None:
+        self._recorded, self._parse_special = sha256, parse_special
+        self._folder = local_folder(path, "tokenizer.path", [FILE]).absolute()
+        self._read(self._folder)
+        # A text can be cut before a space if no token goes on there, and none begins a text anew.
+        whole, a, b = (self.encode(text, "data").tolist() for text in ("a b", "a", " b"))
+        across = any(re.search(rb"\S ", token) for token in self._bytes)
+        self._safe_cut = BEFORE_SPACE if whole == a + b and not across else NOWHERE
+        self._end = end_of_text or next((end for end in ENDS if end in self._ids), None)
+        if self._end is not None and self._end not in self._ids:
+            wanted = "give one of its special tokens, or null"
+            raise ConfigError("tokenizer.end_of_text", f"{self._end!r} is no token; {wanted}")
+        self.end_of_text = None if self._end is None else self._ids[self._end]
+
+    def _take(self, text: str) -> None:
+        self._text, self._sha256 = text, hashlib.sha256(text.encode()).hexdigest()
+        node = json.loads(text)
+        model, added = node["model"], node["added_tokens"]
+        node |= dict.fromkeys(("truncation", "padding", "post_processor"))
+        model |= {"dropout": None} if "dropout" in model else {}
+        text = json.dumps(node)
+        if not self._parse_special and "merges" not in model:  # such a model finds any token
+            for token in (one["content"] for one in added if one["special"]):
+                text = text.replace(json.dumps(token), json.dumps(HIDDEN + token))
+        self._library = library = tokenizers.Tokenizer.from_str(text)
+        library.encode_special_tokens = not self._parse_special
+        self._ids = {token.removeprefix(HIDDEN): id for token, id in library.get_vocab().items()}
+        self.vocab_size = 1 + max(self._ids.values())
+        self._special = {one["content"] for one in added}  # tokens in plain text
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        steps = [node[step] for step in ("normalizer", "pre_tokenizer", "decoder")]
+        if of_bytes := '"ByteLevel"' in json.dumps(steps):
+            self._special |= {t for t in self._ids if not byte_of.keys() >= set(t)}
+        self._bytes = [b""] * self.vocab_size
+        for token, id in self._ids.items():
+            if token in self._special:
+                self._bytes[id] = token.encode()
+            elif of_bytes:
+                self._bytes[id] = bytes(byte_of[character] for character in token)
+            elif byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
+                self._bytes[id] = bytes.fromhex(byte[1])
+            else:  # after another, since the first of a text may lose its space
+                pair = library.decoder.decode(["a", token]) if library.decoder else f"a {token}"
+                self._bytes[id] = pair[1:].encode()
+
+    def _read(self, folder: Path) -> None:
+        file = find_file(folder)
+        if file is None:
+            raise DataError(
+                "tokenizer.path",
+                f"{folder} has no {FILE}, which transformers' save_pretrained writes; give a "
+                "folder that has it, or hf:owner/name",
+            )
+        try:
+            self._take(file.read_text(encoding="utf-8"))
+        except Exception as error:  # the library raises its errors as this class
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
+        self._check_hash(str(folder))
+
+    def _check_hash(self, where: str) -> None:
+        if self._recorded not in (None, self._sha256):
+            raise DataError(
+                "tokenizer.sha256",
+                f"{where} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
+                "with the recorded ones, or tokenizer.sha256=null to use these",
+            )
+
+    def encode(self, text: str, field: str) -> Ids:
+        utf8(text, field)
+        (ids,) = self.encode_batch([text])
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
+        encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(piece.ids, dtype=id_type(self.vocab_size)) for piece in encoded]
+
+    def cut(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield pieces of at least PIECE_CHARS characters, except the last, cut at _safe_cut.
+
+        A text without a safe place to cut is one piece.
+        """
+        rest, searched = "", 0
+        for text in texts:
+            rest += text
+            start = 0
+            while cut := self._safe_cut.search(rest, max(searched, start + PIECE_CHARS - 1)):
+                yield rest[start : cut.end()]
+                start = cut.end()
+            # Search the last character again, now that its successor is known.
+            searched = len(rest) - 1 - start
+            rest = rest[start:]
+        yield rest
+
+    def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
+        return b"".join(self._bytes[id] for id in ids.tolist())
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        return np.array([len(token) for token in self._bytes], dtype=np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        own = {"end_of_text": self._end, "parse_special": self._parse_special}
+        return {"path": str(self._folder), "sha256": self._sha256, **own}
+
+    def fingerprint(self) -> str:
+        return f"hf {self._sha256} {self.end_of_text} {self._parse_special}"
+
+    def files(self) -> dict[str, str]:
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self._end}
+        return {FILE: self._text, "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+
+
+def find_file(path: Path) -> Path | None:
+    """Return `path`, or the tokenizer.json in it or its folder `tokenizer`; None: there is none."""
+    files = (path, path / FILE, path / FOLDER / FILE)
+    return next((file for file in files if file.is_file()), None)
+
+
+def byte_characters() -> list[str]:
+    """Return the character for each byte [256]: the byte's own if printable, else from U+0100 on.
+
+    Source: Radford et al. 2019, `bytes_to_unicode` of their encoder.py.
+    """
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printing else chr(next(others)) for byte in range(256)]
