@@ -13,12 +13,7 @@ import tokenizers
 from msgspec import Meta
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from gptattn.data.hf_tokenizer import (
-    END_OF_TEXT,
-    FILE,
-    HuggingFaceTokenizer,
-    byte_characters,
-)
+from gptattn.data.hf_tokenizer import END_OF_TEXT, FILE, HuggingFaceTokenizer, byte_characters
 from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import FOLDER, Piece
 from gptattn.errors import ConfigError

@@ -58,13 +58,14 @@ class HuggingFaceTokenizer(Tokenizer):
         model, added = node["model"], node["added_tokens"]
         node |= dict.fromkeys(("truncation", "padding", "post_processor"))
         model |= {"dropout": None} if "dropout" in model else {}
-        text = json.dumps(node)
+        text, hidden = json.dumps(node), {}
         if not self._parse_special and "merges" not in model:  # such a model finds any token
-            for token in (one["content"] for one in added if one["special"]):
-                text = text.replace(json.dumps(token), json.dumps(HIDDEN + token))
+            hidden = {HIDDEN + one["content"]: one["content"] for one in added if one["special"]}
+        for name, token in hidden.items():
+            text = text.replace(json.dumps(token), json.dumps(name))
         self._library = library = tokenizers.Tokenizer.from_str(text)
         library.encode_special_tokens = not self._parse_special
-        self._ids = {token.removeprefix(HIDDEN): id for token, id in library.get_vocab().items()}
+        self._ids = {hidden.get(token, token): id for token, id in library.get_vocab().items()}
         self.vocab_size = 1 + max(self._ids.values())
         self._special = {one["content"] for one in added}  # tokens in plain text
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
@@ -73,10 +74,9 @@ class HuggingFaceTokenizer(Tokenizer):
             self._special |= {t for t in self._ids if not byte_of.keys() >= set(t)}
         self._bytes = [b""] * self.vocab_size
         for token, id in self._ids.items():
-            if token in self._special:
-                self._bytes[id] = token.encode()
-            elif of_bytes:
-                self._bytes[id] = bytes(byte_of[character] for character in token)
+            if of_bytes:
+                plain = token in self._special
+                self._bytes[id] = token.encode() if plain else bytes(byte_of[c] for c in token)
             elif byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
                 self._bytes[id] = bytes.fromhex(byte[1])
             else:  # after another, since the first of a text may lose its space
@@ -112,7 +112,11 @@ class HuggingFaceTokenizer(Tokenizer):
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-        encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:
+            what = f"has no id for a part of the text ({error}); give another tokenizer"
+            raise DataError("tokenizer.path", what) from None
         return [np.array(piece.ids, dtype=id_type(self.vocab_size)) for piece in encoded]
 
     def cut(self, texts: Iterable[str]) -> Iterator[str]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gptattn.attention import Attention
 from gptattn.build.model import build_model
-from gptattn.data import bpe
+from gptattn.data.bpe import ByteLevelBPE
+from gptattn.data.hf_tokenizer import FILE, find_file
 from gptattn.errors import DAMAGE, CheckpointError, ConfigError, DataError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
@@ -23,7 +24,7 @@ from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
 # Patterns of the files fetched from the hub.
-FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", bpe.FILE)
+FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", FILE)
 GPT2_END = 50256  # <|endoftext|>
 TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 
@@ -46,29 +47,29 @@ def find_family(folder: Path) -> Family | None:
     return FAMILIES[name]
 
 
-def has_tokenizer(folder: Path, family: Family) -> bool:
-    """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads correctly."""
-    if bpe.find_file(folder) is None:
-        return False
+def find_tokenizer(folder: Path, family: Family) -> str | None:
+    """Return the choice in conf/tokenizer that reads the folder's own; None: it has none."""
+    if find_file(folder) is None:
+        return None
     try:
-        bpe.ByteLevelBPE(str(folder))
+        ByteLevelBPE(str(folder))
     except DataError:  # most Llamas have another kind
-        return family is GPT2
-    return True
+        return "gpt2" if family is GPT2 else "hf"
+    return "gpt2"
 
 
 @torch.no_grad()
 def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
     """Load the settings and the model in `folder`, in eval mode and float32, on the CPU.
 
-    Without a tokenizer that we read, the settings have the byte tokenizer. Raises CheckpointError
+    Without a tokenizer.json, the settings have the byte tokenizer. Raises CheckpointError
     if a file is missing or damaged, or the weights do not fit config.json; NumericError for a
     weight that is not finite.
     """
     file = folder / CONFIG
     tokenizer = ["tokenizer=byte"]
-    if has_tokenizer(folder, family):
-        tokenizer = ["tokenizer=gpt2", f"tokenizer.path={quote(str(folder))}"]
+    if choice := find_tokenizer(folder, family):
+        tokenizer = [f"tokenizer={choice}", f"tokenizer.path={quote(str(folder))}"]
     try:
         cfg = family.make_settings(family.read_values(json.loads(file.read_bytes())), tokenizer)
         assert cfg.model.vocab_size is not None

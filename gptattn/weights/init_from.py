@@ -16,7 +16,7 @@ from gptattn.runs.load import load_run
 from gptattn.settings.config import TrainConfig, default_width
 from gptattn.weights.convert import check_heads, describe_mechanism, describe_model, take_over
 from gptattn.weights.families import as_overrides
-from gptattn.weights.hugging_face import FILES, find_family, has_tokenizer, load_checkpoint
+from gptattn.weights.hugging_face import FILES, find_family, find_tokenizer, load_checkpoint
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Origin:
 
     model: GPT
     cfg: TrainConfig
-    tokenizer: str | None  # the choice that fits; None: we do not read the one that it needs
+    tokenizer: str | None  # the choice that fits; None: it has none
     digest: str  # SHA-256 of the weights
     made_by: str  # `Provenance.digest` of the run that made them; "" if unknown
 
@@ -49,7 +49,7 @@ def read_origin(cfg: TrainConfig) -> Origin:
             theirs, model, tokenizer = saved.cfg, saved.model, saved.cfg.choices["tokenizer"]
         else:
             theirs, model = load_checkpoint(folder, family)
-            tokenizer = "gpt2" if has_tokenizer(folder, family) else None
+            tokenizer = find_tokenizer(folder, family)
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())

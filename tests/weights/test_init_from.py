@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from gptattn.runs.load import load_config, load_run
 from gptattn.weights.families import LLAMA
-from gptattn.weights.hugging_face import find_family, has_tokenizer
+from gptattn.weights.hugging_face import find_family, find_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +79,22 @@ def test_a_llama_that_was_converted_and_written_again_is_the_llama_with_its_toke
     assert ids == load_run(same).tokenizer.encode(TEXT[:300], "text").tolist()
 
 
-def test_a_tokenizer_of_another_kind_is_not_claimed(llama, tmp_path, call):
+def test_a_tokenizer_of_another_kind_is_that_of_the_converted_model(llama, tmp_path, call):
     source = shutil.copytree(llama, tmp_path / "source")
-    assert has_tokenizer(source, LLAMA)
+    assert find_tokenizer(source, LLAMA) == "gpt2"
     node = json.loads((source / "tokenizer.json").read_text())
     node["model"]["byte_fallback"] = True  # as Llama 2's
     (source / "tokenizer.json").write_text(json.dumps(node))
-    assert not has_tokenizer(source, LLAMA)
-    code, said, _ = call("convert", f"from={source}", "to=gqa")
+    assert find_tokenizer(source, LLAMA) == "hf"
+    assert call("convert", f"from={source}", "to=gqa")[0] == 0
+    made = load_run(tmp_path / "source_to_gqa")
+    assert made.cfg.choices["tokenizer"] == "hf"
+    (source / "tokenizer.json").unlink()
+    assert made.tokenizer.decode(made.tokenizer.encode(TEXT, "text")) == TEXT
+    code, said, _ = call("convert", f"from={source}", "to=mha")
     assert code == 0
     assert "byte tokenizer" in said
-    assert load_config(tmp_path / "source_to_gqa").choices["tokenizer"] == "byte"
+    assert load_config(tmp_path / "source_to_mha").choices["tokenizer"] == "byte"
 
 
 def test_a_model_that_we_do_not_have_is_refused(tmp_path):

@@ -19,13 +19,7 @@ from gptattn.runs.load import SavedRun, load_run, save_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import take_over
-from gptattn.weights.hugging_face import (
-    FILES,
-    find_family,
-    has_tokenizer,
-    load_checkpoint,
-    write_checkpoint,
-)
+from gptattn.weights.hugging_face import FILES, find_family, load_checkpoint, write_checkpoint
 
 TRIAL_TOKENS = 256
 
@@ -61,11 +55,10 @@ def load_source(args: Arguments) -> SavedRun:
     if family is None:
         return load_run(folder, args.allow_targets)
     cfg, model = load_checkpoint(folder, family)
-    tokenizer, bare = build_tokenizer(cfg), not has_tokenizer(folder, family)
+    tokenizer, bare = build_tokenizer(cfg), cfg.choices["tokenizer"] == "byte"
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
     if not bare or args.to != "hf":  # which has no use for the byte tokenizer
-        # A Llama's own is often of another kind.
-        lacks, ids = "no tokenizer that tokenizer=gpt2 reads; ", tokenizer.vocab_size
+        lacks, ids = "no tokenizer.json; ", tokenizer.vocab_size
         if model.vocab_size < ids:
             whose = f"{lacks}the byte tokenizer" if bare else "the tokenizer"
             has = f"has {ids:,} ids, the model {model.vocab_size:,}"
