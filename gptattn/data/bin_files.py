@@ -1,8 +1,8 @@
 """Token ids from existing files: prepared texts, nanoGPT's files, modded-nanogpt's shards.
 
 A shard is 256 int32 numbers, of which the first three are 20240520, 1 and the number of ids, and
-then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py. With
-20240801 and 7 the ids have 32 bits. Source: github.com/karpathy/llm.c, dev/data/data_common.py.
+then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py.
+llm.c's for Llama 3 begin with 20240801 and 7 and have 32 bits per id (dev/data/data_common.py).
 """
 
 import hashlib
@@ -148,5 +148,5 @@ def choose_tokenizer(index: Index, root: Path) -> str:
     # gpt2 reads any byte-level BPE, also one that tokenizer=bpe has trained.
     choice = "gpt2" if index.choice == "bpe" else index.choice
     own = {key: index.settings.get(key) for key in ("end_of_text", "parse_special")}
-    more = [shlex.quote(f"tokenizer.{key}={json.dumps(own[key])}") for key in own if own[key]]
-    return " ".join([f"tokenizer={choice}", f"tokenizer.path={root}", *more])
+    more = [f"tokenizer.{key}={json.dumps(value)}" for key, value in own.items() if value]
+    return " ".join([f"tokenizer={choice} tokenizer.path={root}", *map(shlex.quote, more)])

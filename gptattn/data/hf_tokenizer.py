@@ -26,10 +26,9 @@ BEFORE_SPACE, NOWHERE = re.compile(r"\S(?= )"), re.compile(r"(?!)")
 class HuggingFaceTokenizer(Tokenizer):
     """The tokenizer in a tokenizer.json: `path` is the file, its folder, a run or `hf:owner/name`.
 
-    `end_of_text` names the token between documents; by default it is the first of ENDS that the
-    file has. Special tokens in a text are ordinary text, unless `parse_special`; other added tokens
-    are always found. Nothing is put around a text. Raises DataError for a file that cannot be used,
-    or whose hash is not `sha256`; ConfigError if it lacks `end_of_text`.
+    `end_of_text` names the token between documents; default: the first of ENDS that the file has.
+    Special tokens in a text are text, unless `parse_special`; other added tokens are always found.
+    Raises DataError for an unusable file or another hash, ConfigError for an unknown `end_of_text`.
     """
 
     def __init__(
@@ -47,16 +46,16 @@ class HuggingFaceTokenizer(Tokenizer):
         across = any(re.search(rb"\S ", token) for token in self._bytes)
         self._safe_cut = BEFORE_SPACE if whole == a + b and not across else NOWHERE
         self._end = end_of_text or next((end for end in ENDS if end in self._ids), None)
-        if self._end is not None and self._end not in self._ids:
-            wanted = "give one of its special tokens, or null"
-            raise ConfigError("tokenizer.end_of_text", f"{self._end!r} is no token; {wanted}")
-        self.end_of_text = None if self._end is None else self._ids[self._end]
+        self.end_of_text = self._ids.get(self._end or "")
+        if self._end and self.end_of_text is None:
+            raise ConfigError("tokenizer.end_of_text", f"{self._end!r} is no token; give one")
 
     def _take(self, text: str) -> None:
         self._text, self._sha256 = text, hashlib.sha256(text.encode()).hexdigest()
         node = json.loads(text)
         model, added = node["model"], node["added_tokens"]
         node |= dict.fromkeys(("truncation", "padding", "post_processor"))
+        byte_level = '"ByteLevel"' in json.dumps(node | {"model": None})
         model |= {"dropout": None} if "dropout" in model else {}
         text, hidden = json.dumps(node), {}
         if not self._parse_special and "merges" not in model:  # such a model finds any token
@@ -67,14 +66,12 @@ class HuggingFaceTokenizer(Tokenizer):
         library.encode_special_tokens = not self._parse_special
         self._ids = {hidden.get(token, token): id for token, id in library.get_vocab().items()}
         self.vocab_size = 1 + max(self._ids.values())
-        self._special = {one["content"] for one in added}  # tokens in plain text
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-        steps = [node[step] for step in ("normalizer", "pre_tokenizer", "decoder")]
-        if of_bytes := '"ByteLevel"' in json.dumps(steps):
-            self._special |= {t for t in self._ids if not byte_of.keys() >= set(t)}
+        of_bytes = {t for t in self._ids if byte_of.keys() >= set(t)}
+        self._special = self._ids.keys() - of_bytes | {one["content"] for one in added}
         self._bytes = [b""] * self.vocab_size
         for token, id in self._ids.items():
-            if of_bytes:
+            if byte_level:
                 plain = token in self._special
                 self._bytes[id] = token.encode() if plain else bytes(byte_of[c] for c in token)
             elif byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
@@ -86,11 +83,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def _read(self, folder: Path) -> None:
         file = find_file(folder)
         if file is None:
-            raise DataError(
-                "tokenizer.path",
-                f"{folder} has no {FILE}, which transformers' save_pretrained writes; give a "
-                "folder that has it, or hf:owner/name",
-            )
+            wanted = "give a folder that has it, or hf:owner/name"
+            raise DataError("tokenizer.path", f"{folder} has no {FILE}; {wanted}")
         try:
             self._take(file.read_text(encoding="utf-8"))
         except Exception as error:  # the library raises its errors as this class
@@ -100,11 +94,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _check_hash(self, where: str) -> None:
         if self._recorded not in (None, self._sha256):
-            raise DataError(
-                "tokenizer.sha256",
-                f"{where} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
-                "with the recorded ones, or tokenizer.sha256=null to use these",
-            )
+            wanted = "give tokenizer.path=FOLDER with those, or tokenizer.sha256=null for these"
+            raise DataError("tokenizer.sha256", f"{where} has other tokens than recorded; {wanted}")
 
     def encode(self, text: str, field: str) -> Ids:
         utf8(text, field)
@@ -115,8 +106,7 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:
-            what = f"has no id for a part of the text ({error}); give another tokenizer"
-            raise DataError("tokenizer.path", what) from None
+            raise DataError("tokenizer.path", f"lacks an id ({error}); give another") from None
         return [np.array(piece.ids, dtype=id_type(self.vocab_size)) for piece in encoded]
 
     def cut(self, texts: Iterable[str]) -> Iterator[str]:

@@ -134,8 +134,7 @@ class TokenWriter:
     def write(self, ids: Ids, starts: Iterable[int] = ()) -> None:
         """Write ids; `starts`: the places among them where documents begin."""
         self.starts.extend(self.tokens + start for start in starts)
-        kind = id_type(self.tokenizer.vocab_size)  # which is known only after `fit`
-        self.file.write(ids.astype(kind, copy=False).data)
+        self.file.write(ids.astype(id_type(self.tokenizer.vocab_size), copy=False).data)
         self.tokens += len(ids)
 
 
