@@ -51,7 +51,8 @@ def needs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         "data=bin": [f"data.path={ids}"],
         "data=package": ["data.name=networkx", "data.version=null"],  # a quarter of sympy's text
         "tokenizer=none": ["data=copy"],
-        "tokenizer=gpt2": [f"tokenizer.path={bpe(folder / 'bpe')}"],
+        "tokenizer=gpt2": [f"tokenizer.path={(tokenizer := bpe(folder / 'bpe'))}"],
+        "tokenizer=hf": [f"tokenizer.path={tokenizer}"],
     } | dict.fromkeys(OF_SHAKESPEARE, text)
 
 
