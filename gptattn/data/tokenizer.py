@@ -17,10 +17,10 @@ from gptattn.machine.disk import write_atomically
 SEPARATOR = "\n\n"
 FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and beside a token file
 
-Ids = NDArray[np.uint16] | NDArray[np.uint32]  # as `id_type` says
+Ids = NDArray[np.uint16 | np.uint32]  # as `id_type` says
 
 
-def id_type(vocab_size: int) -> np.dtype[np.uint16] | np.dtype[np.uint32]:
+def id_type(vocab_size: int) -> np.dtype[np.uint16 | np.uint32]:
     """Return the type of a vocabulary's ids: 16 bits where they suffice, else 32."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 

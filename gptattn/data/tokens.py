@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -50,7 +50,7 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     val_start: int  # the first held-out id, which is only context
     val_bytes: int | None  # UTF-8 bytes of the scored tokens; None: there is no text
     documents: int | None  # to train on, if known
-    id_bits: Literal[16, 32] = 16
+    id_bits: int = 16
 
 
 class TokenData(RunData):
