@@ -17,6 +17,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 _HOMES = {
     "build_layers": "gptattn.build.model",
     "compare": "gptattn.compare",  # a subpackage that can be called
+    "lm_eval_model": "gptattn.evaluate.harness",
     "load_curves": "gptattn.compare.curves",
     "load_run": "gptattn.runs.load",
     "load_runs": "gptattn.compare.table",

@@ -44,7 +44,7 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
         )
     hub = _import_extra("huggingface_hub", field, name)
     advice = "check the name, the network and your login (hf auth login), or give a folder"
-    with _name_errors(CheckpointError, field, name, advice):
+    with name_errors(CheckpointError, field, name, advice):
         repo, revision = match["repo"], match["revision"]
         return Path(hub.snapshot_download(repo, revision=revision, allow_patterns=list(files)))
 
@@ -57,7 +57,7 @@ def _import_extra(library: str, field: str, where: str) -> ModuleType:
 
 
 @contextlib.contextmanager
-def _name_errors(kind: type[UserError], field: str, where: str, advice: str) -> Iterator[None]:
+def name_errors(kind: type[UserError], field: str, where: str, advice: str) -> Iterator[None]:
     """Turn any error of the hub's libraries and of their transport into one of this kind.
 
     What the disk refuses is raised as it is.
@@ -162,7 +162,7 @@ class Rows(TextSource):
         """Yield the rows as Arrow's tables."""
         if isinstance(part, Path):
             pyarrow = _import_extra("pyarrow", "data", f"a {part.suffix} file")
-            with _name_errors(DataError, "data.path", str(part), "is it whole?"):
+            with name_errors(DataError, "data.path", str(part), "is it whole?"):
                 if part.suffix == ".parquet":
                     parquet = import_module("pyarrow.parquet")
                     yield from parquet.ParquetFile(part).iter_batches(BATCH_ROWS)
@@ -207,6 +207,6 @@ def _import_datasets(where: str) -> Iterator[ModuleType]:
     """Yield the library `datasets`; its errors become a DataError that names `where`."""
     datasets = _import_extra("datasets", "data", "data=hf")
     advice = "check its name, its format, data.config, data.split and the network"
-    with _name_errors(DataError, "data", where, advice):
+    with name_errors(DataError, "data", where, advice):
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
         yield datasets

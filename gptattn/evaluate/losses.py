@@ -18,19 +18,23 @@ TOKENS_AT_A_TIME = 2**15  # in one pass through the model
 CACHE_BYTES = 2**29  # of the rows decoded side by side
 
 
-def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy in nats of each target, [B, T] in float64, never holding all logits.
+def compare_tokens(model: GPT, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each target's cross-entropy in nats, in float64, and whether its logit is the largest.
 
-    `hidden` [B, T, d_model] is what `GPT.hidden` returns; the softmax is in float32 or wider.
+    `hidden` [..., d_model] is what `GPT.hidden` returns, for targets [...]; not all logits are held
+    at once, and the softmax is in float32 or wider.
     """
     weight = model.head.weight
     chunk = max(1, LOGITS_AT_A_TIME // len(weight))
-    done = []
-    for x, y in zip(hidden.flatten(0, 1).split(chunk), targets.flatten().split(chunk), strict=True):
+    losses, largest = [], []
+    for x, y in zip(
+        hidden.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True
+    ):
         logits = F.linear(x, weight)
         wide = torch.promote_types(logits.dtype, torch.float32)
-        done.append(F.cross_entropy(logits.to(wide), y, reduction="none").double())
-    return torch.cat(done).view(targets.shape)
+        losses.append(F.cross_entropy(logits.to(wide), y, reduction="none").double())
+        largest.append(logits.argmax(dim=-1) == y)
+    return torch.cat(losses).view(targets.shape), torch.cat(largest).view(targets.shape)
 
 
 @torch.no_grad()
@@ -55,7 +59,7 @@ def measure_by_position(
     for batch in ValidationSet(whole, rows, length, documents):
         ids, targets, *apart = (tensor.to(device) for tensor in batch)
         hidden = model.hidden(ids, None, apart[0] if apart else None)
-        total_T += token_losses(model, hidden, targets).sum(0)
+        total_T += compare_tokens(model, hidden, targets)[0].sum(0)
     mean_T = total_T / windows
     bins = [
         Bin(below + 1, edge, mean_T[below:edge].mean().item())
@@ -92,5 +96,5 @@ def measure_by_cache(model: GPT, tokens: Ids, kind: CacheKind) -> CacheLoss:
         caches = build_caches(model, kind, len(ids), length)
         step = length if kind.window is None else 1
         hidden = [model.hidden(some, caches) for some in ids.split(step, dim=1)]
-        total += token_losses(model, torch.cat(hidden, dim=1), targets).sum()
+        total += compare_tokens(model, torch.cat(hidden, dim=1), targets)[0].sum()
     return CacheLoss(total.item() / (len(tokens) - 1), nbytes)

@@ -1,6 +1,6 @@
 """Measures a finished run: which questions it supports, and which an earlier evaluation answered.
 
-A question is the length of windows, in tokens, or a kind of cache.
+A question is the length of windows, in tokens, a kind of cache, or a task of the harness.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.caches import CacheKind, check_kind
 from gptattn.evaluate.losses import measure_by_cache, measure_by_position
 from gptattn.machine.source_code import hash_code
-from gptattn.runs.evaluation import Basis, Evaluation
+from gptattn.runs.evaluation import Asked, Basis, Evaluation
 from gptattn.runs.folder import step_of
 from gptattn.runs.load import SavedRun
 from gptattn.settings.identity import hash_code_for
@@ -37,8 +37,10 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
         )
 
 
-def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind) -> None:
+def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind | Asked) -> None:
     """Raise ConfigError if the run cannot answer it."""
+    if isinstance(question, Asked):
+        return
     if isinstance(question, CacheKind):
         if data.val_documents is not None:
             raise ConfigError(
@@ -68,12 +70,18 @@ def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None)
 
 
 def measure(
-    saved: SavedRun, data: TokenData, question: int | CacheKind, found: Evaluation
+    saved: SavedRun, data: TokenData, question: int | CacheKind | Asked, found: Evaluation
 ) -> Evaluation:
     """Return `found` with the answer to a question; `found` itself if it has it already.
 
     The run must be able to answer it. The model may be on any device; its weights are in float32.
     """
+    if isinstance(question, Asked):
+        if any(one.asked == question for one in found.tasks.values()):
+            return found
+        from gptattn.evaluate.harness import score_tasks  # the extra lm-eval, which takes seconds
+
+        return msgspec.structs.replace(found, tasks=found.tasks | score_tasks(saved, question))
     if isinstance(question, CacheKind):
         if question.name in found.caches:
             return found

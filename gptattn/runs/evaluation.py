@@ -47,6 +47,24 @@ class CacheLoss(msgspec.Struct, frozen=True):
     nbytes: int  # of all layers' caches for one row of the trained context length
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A task of lm-evaluation-harness, by name or YAML file; shots=None: as many as it says."""
+
+    task: str
+    shots: int | None
+
+
+class TaskScores(msgspec.Struct, frozen=True):
+    """Scores on one task, by the harness's names such as `acc,none` and `acc_stderr,none`."""
+
+    asked: Asked
+    harness: str  # its version
+    shots: int | None  # examples before each item; None: a group of tasks
+    values: dict[str, float]
+    digest: str  # hash of the items with their prompts and answers
+    items: dict[str, list[float]]  # of the metrics that are a mean over items
+
+
 class Evaluation(msgspec.Struct, frozen=True):
     """All measurements of a run with its newest weights, those of optimizer step `step`."""
 
@@ -55,6 +73,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     context_length: int  # that the model was trained with
     lengths: dict[int, LengthLoss] = {}
     caches: dict[str, CacheLoss] = {}
+    tasks: dict[str, TaskScores] = {}
 
     def bytes_per_token(self, cache: str) -> float:
         """Return a cache's bytes divided by the context length, as `cost/kv_bytes_per_token`."""

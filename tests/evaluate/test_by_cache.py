@@ -9,7 +9,7 @@ from support import refuses
 from gptattn.attention import TokenCache
 from gptattn.data.sampler import ValidationSet
 from gptattn.evaluate.caches import build_caches, check_kind, parse_cache_kind
-from gptattn.evaluate.losses import measure_by_cache, token_losses
+from gptattn.evaluate.losses import compare_tokens, measure_by_cache
 from gptattn.model.gpt import GPT
 
 # Two windows of 11 and one of 6.
@@ -27,7 +27,7 @@ def model_of(*overrides: str) -> GPT:
 @torch.no_grad()
 def forward_loss(model: GPT) -> float:
     losses = [
-        token_losses(model, model.hidden(ids), targets).flatten()
+        compare_tokens(model, model.hidden(ids), targets)[0].flatten()
         for ids, targets in ValidationSet(TOKENS, 2, model.context_length)
     ]
     return torch.cat(losses).mean().item()
@@ -39,7 +39,7 @@ def token_by_token(model: GPT, name: str) -> float:
     for ids, targets in ValidationSet(TOKENS, 1, model.context_length):
         caches = build_caches(model, parse_cache_kind(name), 1, ids.shape[1])
         hidden = [model.hidden(token, caches) for token in ids.split(1, dim=1)]
-        losses.append(token_losses(model, torch.cat(hidden, dim=1), targets).flatten())
+        losses.append(compare_tokens(model, torch.cat(hidden, dim=1), targets)[0].flatten())
     return torch.cat(losses).mean().item()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from building import build_gpt
 
-from gptattn.evaluate.losses import list_edges, measure_by_position, token_losses
+from gptattn.evaluate.losses import compare_tokens, list_edges, measure_by_position
 from gptattn.runs.evaluation import Bin, LengthLoss
 
 TOKENS = np.random.default_rng(0).integers(0, 13, size=41).astype(np.uint16)
@@ -59,5 +59,5 @@ def test_losses_in_pieces_are_those_of_all_logits(monkeypatch):
     targets = (ids * 5 + 1) % 13
     expected = torch.nn.functional.cross_entropy(model(ids).mT.double(), targets, reduction="none")
     monkeypatch.setattr("gptattn.evaluate.losses.LOGITS_AT_A_TIME", 13 * 4)
-    found = token_losses(model, model.hidden(ids), targets)
+    found, _ = compare_tokens(model, model.hidden(ids), targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

@@ -1,7 +1,7 @@
-"""Measures the loss of finished runs by position and by cache.
+"""Measures the loss of finished runs by position and by cache, and their scores on tasks.
 
-Without lengths and cache, it measures the loss by position at the trained length. Results go to
-evaluation.json in each run's folder, and are not measured again for the same weights, text and
+Without lengths, cache and lm_eval, it measures the loss by position at the trained length. Results
+go to evaluation.json in each run's folder, and are not measured again for the same weights, text and
 code.
 """
 
@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from gptattn.build.data import build_data
 from gptattn.cli.arguments import PACKAGES, Count, option, parse, run_script
@@ -22,7 +25,7 @@ from gptattn.evaluate.caches import CacheKind, parse_cache_kind
 from gptattn.evaluate.measure import begin_evaluation, check_question, check_unchanged, measure
 from gptattn.machine.device import resolve_device, set_threads
 from gptattn.machine.disk import refuse_taken
-from gptattn.runs.evaluation import Evaluation
+from gptattn.runs.evaluation import Asked, Evaluation
 from gptattn.runs.folder import EVALUATION, RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.budget import limit_validation
@@ -46,6 +49,12 @@ class Arguments:
         "(the newest N tokens), sinkN+window:M (and the first N); full is always measured",
         (),
     )
+    lm_eval: tuple[str, ...] = option(
+        "tasks of lm-evaluation-harness, by name, such as lambada_openai, or by YAML file", ()
+    )
+    shots: Annotated[int, Meta(ge=0)] | None = option(
+        "examples before each item of these tasks; default: as many as a task says"
+    )
     device: Accelerator = option("cpu, gpu or auto", "auto")
     threads: Threads | None = option("CPU threads; default: all")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
@@ -61,7 +70,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     args = parse(Arguments, arguments)
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    asked = [*sorted(args.lengths), *map(parse_cache_kind, kinds)]
+    asked: list[int | CacheKind | Asked] = [*sorted(args.lengths), *map(parse_cache_kind, kinds)]
+    asked += [Asked(task, args.shots) for task in args.lm_eval]
     device = resolve_device(args.device, "device")
     runs, skipped = read_runs(args.run)
     for line in skipped:
@@ -79,7 +89,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         if key not in texts:
             texts[key] = build_data(cfg, tokenizer)
         data = texts[key]
-        possible: list[int | CacheKind] = []
+        possible: list[int | CacheKind | Asked] = []
         for question in asked or [cfg.model.context_length]:
             try:
                 if not isinstance(data, TokenData):
@@ -112,8 +122,15 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError("run", "none of these could be measured, as said above")
 
 
-def describe_answer(found: Evaluation, question: int | CacheKind) -> str:
-    """Return the evaluation's answer to a question as a line of text."""
+def describe_answer(found: Evaluation, question: int | CacheKind | Asked) -> str:
+    """Return the evaluation's answer to a question as text: a line, or one for each score."""
+    if isinstance(question, Asked):
+        return "\n".join(
+            f"  {name}  {key} {value:.4f}"
+            for name, task in found.tasks.items()
+            for key, value in task.values.items()
+            if task.asked == question
+        )
     if isinstance(question, int):
         length, trained = found.lengths[question], found.context_length
         line = f"  length {question:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"

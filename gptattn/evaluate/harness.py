@@ -1,0 +1,196 @@
+"""A run as a model of lm-evaluation-harness, and its scores. Only this file imports the harness."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
+
+from gptattn.data.hub import name_errors
+from gptattn.decode.generate import pad_left, stream
+from gptattn.decode.sampling import Sampling
+from gptattn.errors import ConfigError, DataError
+from gptattn.evaluate.losses import compare_tokens
+from gptattn.runs.evaluation import Asked, TaskScores
+from gptattn.runs.load import SavedRun, load_run
+
+try:
+    from lm_eval import __version__, simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import Collator, normalize_gen_kwargs
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as error:
+    raise ConfigError("lm_eval", f"{error}; run pip install 'gptattn[lm-eval]'") from None
+
+TOKENS_AT_A_TIME = 2**13  # in one pass through the model, and in its cache
+RESAMPLES = 1_000  # for standard errors without a formula; the harness takes 100,000
+
+# A context, and its continuations with the numbers of their requests.
+Group = tuple[tuple[int, ...], list[tuple[int, list[int]]]]
+
+
+class HarnessModel(TemplateLM):
+    """A run for `lm_eval.simple_evaluate(model=...)`, on the device of its weights.
+
+    Requests are cut at the left to the trained context, as by the harness's own HFLM. An empty
+    context becomes the end-of-text id. Raises DataError if there is none, for a text without ids
+    and for a continuation beyond the context, ConfigError for one that is to be generated.
+    """
+
+    def __init__(self, saved: SavedRun) -> None:
+        super().__init__()
+        self.model, self.own_tokenizer = saved.model, saved.tokenizer
+        self.max_length, self._device = saved.model.context_length, saved.model.head.weight.device
+
+    @property
+    def eot_token_id(self) -> int:
+        if (end := self.own_tokenizer.end_of_text) is None:
+            what = "a request has no context, and the run's tokenizer no id for the end of text"
+            raise DataError("lm_eval", f"{what}; leave the task out, or train with tokenizer=gpt2")
+        return end
+
+    def tok_encode(self, string: str, add_special_tokens: Any = None, **kwargs: Any) -> list[int]:
+        return self.own_tokenizer.encode(string, "lm_eval").tolist()
+
+    def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
+        groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+        for number, (_, context, ids) in enumerate(requests):
+            if len(ids) > self.max_length:
+                what = f"{len(ids)} tokens to score exceed the context of {self.max_length}"
+                raise DataError("lm_eval", f"{what}; leave the task out")
+            read = [*(context or [self.prefix_token_id]), *ids][-self.max_length - 1 :]
+            start = len(read) - len(ids)
+            groups.setdefault(tuple(read[:start]), []).append((number, read[start:]))
+        waiting = sorted(groups.items(), key=_count_tokens, reverse=True)
+        found: dict[int, tuple[float, bool]] = {}
+        while waiting:
+            each = _count_tokens(waiting[0]) * len(waiting[0][1])
+            count = max(1, TOKENS_AT_A_TIME // each)
+            found |= self._score(waiting[:count])
+            waiting = waiting[count:]
+        return [found[number] for number in range(len(requests))]
+
+    @torch.inference_mode()
+    def _score(self, batch: Sequence[Group]) -> dict[int, tuple[float, bool]]:
+        """Return each continuation's log-likelihood in nats, and whether greedy decoding finds it.
+
+        If a context has several continuations, as many tokens as all contexts have are read once
+        per context. What follows them is padded at the right, which no earlier token sees.
+        """
+        rows = [(which, *one) for which, (_, asked) in enumerate(batch) for one in asked]
+        whole = [torch.tensor([*batch[which][0], *ids]) for which, _, ids in rows]
+        cache, shared = None, 0
+        if len(rows) > len(batch):  # a context's last token predicts, so each row reads it
+            shared = min(len(context) for context, _ in batch) - 1
+        if shared:
+            first = torch.tensor([context[:shared] for context, _ in batch], device=self.device)
+            cache = self.model.new_cache(len(batch), max(map(len, whole)) - 1)
+            self.model.hidden(first, cache)
+            of_row = torch.tensor([which for which, _, _ in rows], device=self.device)
+            for layer in cache.caches:
+                layer.tensors = {name: x[of_row] for name, x in layer.tensors.items()}
+        rest = pad_sequence([ids[shared:-1] for ids in whole], batch_first=True)
+        hidden = self.model.hidden(rest.to(self.device), cache)
+        ends = [len(ids) - 1 - shared for ids in whole]
+        counts = [len(ids) for _, _, ids in rows]
+        scored = [x[end - n : end] for x, end, n in zip(hidden, ends, counts, strict=True)]
+        targets = torch.tensor([id for _, _, ids in rows for id in ids], device=self.device)
+        compared = compare_tokens(self.model, torch.cat(scored), targets)
+        losses, greedy = (x.cpu().split(counts) for x in compared)
+        answers = [(-x.sum().item(), bool(y.all())) for x, y in zip(losses, greedy, strict=True)]
+        return {number: one for (_, number, _), one in zip(rows, answers, strict=True)}
+
+    def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+        cut = []
+        for request in requests:
+            ids = self.tok_encode(request.args[0])
+            windows = get_rolling_token_windows(ids, self.prefix_token_id, self.max_length, 1)
+            cut.append([(None, *make_disjoint_window(one)) for one in windows])
+        found = iter(self._loglikelihood_tokens([one for windows in cut for one in windows]))
+        return [sum(loss for loss, _ in islice(found, len(windows))) for windows in cut]
+
+    def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+        given = [(self.tok_encode(one.args[0]), one.args[1]) for one in requests]
+        order = Collator(
+            given, lambda one: -len(one[0]), group_by="gen_kwargs", group_fn=lambda one: one[1]
+        )
+        texts = []
+        for batch in order.get_batched(n=max(1, TOKENS_AT_A_TIME // self.max_length)):
+            asked: Any = normalize_gen_kwargs(batch[0][1])
+            room = self.max_length - asked["max_gen_toks"]
+            if room < 1:
+                what = f"{asked['max_gen_toks']} tokens to generate fill the context"
+                raise ConfigError("lm_eval", f"{what} of {self.max_length}; leave the task out")
+            sampling = Sampling(asked["temperature"] if asked["do_sample"] else 0.0)
+            read = [torch.tensor((ids or [self.prefix_token_id])[-room:]) for ids, _ in batch]
+            ids, padding = (x.to(self.device) for x in pad_left(read))
+            sizes = {"padding": padding, "vocab_size": self.own_tokenizer.vocab_size}
+            drawn, cut = [], []
+            for token in stream(self.model, ids, asked["max_gen_toks"], sampling, **sizes):
+                drawn.append(token.cpu())
+                cut = [self._cut(row, asked["until"]) for row in torch.cat(drawn, 1).numpy()]
+                if all(stopped for _, stopped in cut):
+                    break
+            texts += [text for text, _ in cut]
+        return order.get_original(texts)
+
+    def _cut(self, ids: NDArray[np.integer], until: Sequence[str]) -> tuple[str, bool]:
+        """Return the text of the ids up to a stop or the end of text; whether there is one."""
+        ends = np.flatnonzero(ids == self.own_tokenizer.end_of_text)
+        whole = text = self.own_tokenizer.decode(ids[: ends[0]] if len(ends) else ids)
+        for stop in filter(None, until):
+            text = text.split(stop)[0]
+        return text, len(ends) > 0 or text != whole
+
+
+def _count_tokens(group: Group) -> int:
+    return len(group[0]) + max(len(ids) for _, ids in group[1])
+
+
+def lm_eval_model(run: SavedRun | str | Path) -> HarnessModel:
+    """Return a run, or the run in a folder, for `lm_eval.simple_evaluate(model=...)`."""
+    return HarnessModel(run if isinstance(run, SavedRun) else load_run(run))
+
+
+def score_tasks(saved: SavedRun, asked: Asked) -> dict[str, TaskScores]:
+    """Return the scores on a task, or on each task of a group, by name.
+
+    Raises ConfigError for an unknown task, DataError if its data set cannot be read.
+    """
+    manager = TaskManager()
+    if asked.task not in manager.all_tasks and not Path(asked.task).is_file():
+        what = f"{asked.task!r} is neither a task of lm_eval {__version__} nor a YAML file"
+        raise ConfigError("lm_eval", f"{what}; list the tasks with: lm-eval ls tasks")
+    advice = "without a network, download it elsewhere and copy ~/.cache/huggingface (HF_HOME)"
+    with name_errors(DataError, "lm_eval", f"the data set of {asked.task}", advice):
+        loaded = manager.load(asked.task)
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or it forks this process to resample
+    found: Any = simple_evaluate(
+        HarnessModel(saved),
+        tasks=[*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()],
+        num_fewshot=asked.shots,
+        bootstrap_iters=RESAMPLES,
+    )
+    scores = {}
+    for name, figures in found["results"].items():
+        samples, items = found["samples"].get(name, []), {}
+        for one in samples:
+            for metric in one["metrics"]:
+                items.setdefault(f"{metric},{one['filter']}", []).append(one[metric])
+        values = {key: x for key, x in figures.items() if "," in key and isinstance(x, float)}
+        # Only a mean over items is compared item by item: no perplexity.
+        means = {
+            k: x for k, x in items.items() if k in values and np.isclose(np.mean(x), values[k])
+        }
+        hashes = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
+        digest = hashlib.sha256(hashes.encode()).hexdigest()[:16]
+        shots = found["n-shot"].get(name)
+        scores[name] = TaskScores(asked, __version__, shots, values, digest, means)
+    return scores
