@@ -171,7 +171,7 @@ class CacheCost:
     change: Estimate | None  # None for the full cache
 
 
-def _evaluations(row: Row) -> list[Evaluation]:
+def list_evaluations(row: Row) -> list[Evaluation]:
     """Return the evaluations of the row's runs with the weights that are compared."""
     found = [(run.evaluation, run.steps) for run in row.runs]
     return [one for one, steps in found if one and one.step == steps]
@@ -181,7 +181,7 @@ def position_losses(section: Section) -> list[PositionLoss]:
     """Return every row's losses by position, shorter windows first."""
     found = []
     for row in section.rows:
-        evaluations = _evaluations(row)
+        evaluations = list_evaluations(row)
         for length in sorted({length for one in evaluations for length in one.lengths}):
             members = [one.lengths[length] for one in evaluations if length in one.lengths]
             trained = evaluations[0].context_length
@@ -205,7 +205,7 @@ def cache_costs(section: Section) -> list[CacheCost]:
     """
     found = []
     for row in section.rows:
-        members = [one for one in _evaluations(row) if "full" in one.caches]
+        members = [one for one in list_evaluations(row) if "full" in one.caches]
         sizes = {name: one.nbytes for member in members for name, one in member.caches.items()}
         for cache in sorted(sizes, key=lambda name: -sizes[name]):
             some = [one for one in members if cache in one.caches]

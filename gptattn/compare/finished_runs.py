@@ -122,7 +122,10 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
                 skipped.append(one_line(f"{folder}: {_reason(error, folder)}"))
                 continue
             try:
-                run = replace(run, evaluation=RunFolder(folder).read_evaluation())
+                found = RunFolder(folder).read_evaluation()
+                tasks = found.tasks.items() if found and found.step == run.steps else []
+                scores = {f"lm_eval/{n}/{key}": x for n, t in tasks for key, x in t.values.items()}
+                run = replace(run, evaluation=found, metrics=run.metrics | finite(scores))
             except DAMAGE as error:
                 skipped.append(one_line(f"{folder}: its evaluation: {_reason(error, folder)}"))
             runs.append(run)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import rich.table
 from pandas import DataFrame
 from rich import box
@@ -13,10 +14,16 @@ from rich.text import Text
 
 from gptattn.compare import verdicts
 from gptattn.compare.comparison import Comparison, Row, Section, compare
-from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
-from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.curves import (
+    CacheCost,
+    PositionLoss,
+    cache_costs,
+    list_evaluations,
+    position_losses,
+)
+from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.compare.rows import RATE, UNSET, rates_differ
-from gptattn.compare.statistics import Difference, Estimate
+from gptattn.compare.statistics import Difference, Estimate, estimate
 from gptattn.machine.template import fill_template
 from gptattn.runs.metrics import (
     CACHE,
@@ -184,14 +191,15 @@ def section_table(section: Section, title: str = "") -> Table:
 
 
 def evaluation_tables(section: Section) -> list[Table]:
-    """Return the tables of the section's evaluations: up to two."""
+    """Return the tables of the section's evaluations: up to three."""
     positions, caches = position_losses(section), cache_costs(section)
     tables = []
     if positions:
         tables.append(_position_table(positions))
     if caches:
         tables.append(_cache_table(caches))
-    return tables
+    of_tasks = _task_table(section)
+    return [*tables, of_tasks] if len(of_tasks.cells) > 1 else tables
 
 
 def _position_table(losses: Sequence[PositionLoss]) -> Table:
@@ -224,6 +232,36 @@ def _cache_table(costs: Sequence[CacheCost]) -> Table:
         "cache, in float32; ± half of the 95% interval over seeds."
     )
     return Table("Loss by cache", cells, caption)
+
+
+def _task_table(section: Section) -> Table:
+    tasks_of = {row.name: [one.tasks for one in list_evaluations(row)] for row in section.rows}
+    heading = ["variant", "task", "metric", "shots", "n", "score", "std error"]
+    cells = [[*heading, f"vs {section.baseline}", "lm_eval"]]
+    for name, runs in tasks_of.items():
+        for task, first in {task: one for run in runs for task, one in run.items()}.items():
+            own, base = (
+                [run[task] for run in some if task in run and run[task].digest == first.digest]
+                for some in (runs, tasks_of[section.baseline])
+            )
+            for metric in first.values:
+                score = estimate([one.values[metric] for one in own]).mean
+                errors = [one.errors[metric] for one in own if metric in one.errors]
+                change = None
+                if name != section.baseline and base and metric in first.items:
+                    mine, other = ([x.items[metric] for x in some] for some in (own, base))
+                    change = estimate(np.mean(mine, axis=0) - np.mean(other, axis=0))
+                error = f"{estimate(errors).mean:.4f}" if errors else MISSING
+                shots = MISSING if first.shots is None else str(first.shots)
+                names = [name, one_line(task), one_line(metric), shots, str(len(own))]
+                shown = [f"{score:.4f}", error, mean_cell(change, change_words), first.harness]
+                cells.append([*names, *shown])
+    caption = (
+        "Scores by lm-evaluation-harness: means over n seeds, with the mean standard error over "
+        f"items. vs {section.baseline}: mean difference on the same items, ± half of its 95% "
+        "interval over items, which says nothing about other seeds."
+    )
+    return Table("Scores on tasks", cells, caption)
 
 
 def change_words(change: float) -> str:

@@ -17,7 +17,7 @@ from gptattn.decode.generate import pad_left, stream
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import ConfigError, DataError
 from gptattn.evaluate.losses import compare_tokens
-from gptattn.runs.evaluation import Asked, TaskScores
+from gptattn.runs.evaluation import TaskScores
 from gptattn.runs.load import SavedRun, load_run
 
 try:
@@ -159,38 +159,44 @@ def lm_eval_model(run: SavedRun | str | Path) -> HarnessModel:
     return HarnessModel(run if isinstance(run, SavedRun) else load_run(run))
 
 
-def score_tasks(saved: SavedRun, asked: Asked) -> dict[str, TaskScores]:
+def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     """Return the scores on a task, or on each task of a group, by name.
 
     Raises ConfigError for an unknown task, DataError if its data set cannot be read.
     """
     manager = TaskManager()
-    if asked.task not in manager.all_tasks and not Path(asked.task).is_file():
-        what = f"{asked.task!r} is neither a task of lm_eval {__version__} nor a YAML file"
+    if task not in manager.all_tasks and not Path(task).is_file():
+        what = f"{task!r} is neither a task of lm_eval {__version__} nor a YAML file"
         raise ConfigError("lm_eval", f"{what}; list the tasks with: lm-eval ls tasks")
     advice = "without a network, download it elsewhere and copy ~/.cache/huggingface (HF_HOME)"
-    with name_errors(DataError, "lm_eval", f"the data set of {asked.task}", advice):
-        loaded = manager.load(asked.task)
+    with name_errors(DataError, "lm_eval", f"the data set of {task}", advice):
+        loaded = manager.load(task)
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or it forks this process to resample
     found: Any = simple_evaluate(
         HarnessModel(saved),
         tasks=[*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()],
-        num_fewshot=asked.shots,
         bootstrap_iters=RESAMPLES,
     )
-    scores = {}
-    for name, figures in found["results"].items():
-        samples, items = found["samples"].get(name, []), {}
-        for one in samples:
-            for metric in one["metrics"]:
-                items.setdefault(f"{metric},{one['filter']}", []).append(one[metric])
-        values = {key: x for key, x in figures.items() if "," in key and isinstance(x, float)}
-        # Only a mean over items is compared item by item: no perplexity.
-        means = {
-            k: x for k, x in items.items() if k in values and np.isclose(np.mean(x), values[k])
-        }
-        hashes = "".join(s["doc_hash"] + s["prompt_hash"] + s["target_hash"] for s in samples)
-        digest = hashlib.sha256(hashes.encode()).hexdigest()[:16]
-        shots = found["n-shot"].get(name)
-        scores[name] = TaskScores(asked, __version__, shots, values, digest, means)
-    return scores
+    return {name: _read_scores(found, name, task) for name in found["results"]}
+
+
+def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
+    """Return a task's scores from what `simple_evaluate` returns."""
+    samples = found["samples"].get(task, [])
+    values: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    items: dict[str, list[float]] = {}
+    for key, value in found["results"][task].items():
+        metric, comma, way = key.partition(",")
+        if not comma or not isinstance(value, float):
+            continue
+        plain = metric.removesuffix("_stderr")
+        shown = plain if way == "none" else f"{plain},{way}"  # how answers were filtered
+        (values if plain == metric else errors)[shown] = value
+        own = [float(one[metric]) for one in samples if one["filter"] == way and metric in one]
+        # A perplexity is no mean over items.
+        if own and np.isclose(np.mean(own), value):
+            items[shown] = own
+    hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in samples)
+    digest, shots = hashlib.sha256(hashes.encode()).hexdigest()[:16], found["n-shot"].get(task)
+    return TaskScores(asked, __version__, shots, digest, values, errors, items)

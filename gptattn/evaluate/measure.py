@@ -14,7 +14,7 @@ from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.caches import CacheKind, check_kind
 from gptattn.evaluate.losses import measure_by_cache, measure_by_position
 from gptattn.machine.source_code import hash_code
-from gptattn.runs.evaluation import Asked, Basis, Evaluation
+from gptattn.runs.evaluation import Basis, Evaluation
 from gptattn.runs.folder import step_of
 from gptattn.runs.load import SavedRun
 from gptattn.settings.identity import hash_code_for
@@ -37,9 +37,9 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
         )
 
 
-def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind | Asked) -> None:
+def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind | str) -> None:
     """Raise ConfigError if the run cannot answer it."""
-    if isinstance(question, Asked):
+    if isinstance(question, str):
         return
     if isinstance(question, CacheKind):
         if data.val_documents is not None:
@@ -70,14 +70,14 @@ def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None)
 
 
 def measure(
-    saved: SavedRun, data: TokenData, question: int | CacheKind | Asked, found: Evaluation
+    saved: SavedRun, data: TokenData, question: int | CacheKind | str, found: Evaluation
 ) -> Evaluation:
     """Return `found` with the answer to a question; `found` itself if it has it already.
 
     The run must be able to answer it. The model may be on any device; its weights are in float32.
     """
-    if isinstance(question, Asked):
-        if any(one.asked == question for one in found.tasks.values()):
+    if isinstance(question, str):
+        if question in found.tasks:
             return found
         from gptattn.evaluate.harness import score_tasks  # the extra lm-eval, which takes seconds
 

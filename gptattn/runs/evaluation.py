@@ -47,21 +47,15 @@ class CacheLoss(msgspec.Struct, frozen=True):
     nbytes: int  # of all layers' caches for one row of the trained context length
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A task of lm-evaluation-harness, by name or YAML file; shots=None: as many as it says."""
-
-    task: str
-    shots: int | None
-
-
 class TaskScores(msgspec.Struct, frozen=True):
-    """Scores on one task, by the harness's names such as `acc,none` and `acc_stderr,none`."""
+    """Scores on a task of lm-evaluation-harness, by metric as it names them."""
 
-    asked: Asked
+    asked: str  # the task itself, its YAML file or its group
     harness: str  # its version
-    shots: int | None  # examples before each item; None: a group of tasks
-    values: dict[str, float]
+    shots: int | None  # examples before each item; None: a group
     digest: str  # hash of the items with their prompts and answers
+    values: dict[str, float]
+    errors: dict[str, float]  # standard errors over items
     items: dict[str, list[float]]  # of the metrics that are a mean over items
 
 

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from reporting import only_section, page_text, report
@@ -11,7 +12,8 @@ from runfolders import write_sweep
 
 from gptattn.compare.curves import cache_costs, position_losses
 from gptattn.compare.finished_runs import read_runs
-from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
+from gptattn.compare.table import evaluation_tables, load_comparison
+from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss, TaskScores
 from gptattn.runs.folder import RunFolder
 
 LOSSES: dict[str, Sequence[float]] = {"mha": [2.0, 2.02, 2.04], "gqa": [2.1, 2.13, 2.13]}
@@ -33,6 +35,13 @@ def evaluation(seed: int, loss: float, step: int = 1000) -> Evaluation:
             "window:2": CacheLoss(loss + 0.5, 2048),
         },
     )
+
+
+def scores(right: Sequence[int], digest: str = "same") -> TaskScores:
+    """Of a task with an item for each of `right`."""
+    value = sum(right) / len(right)
+    means = {"acc": [float(x) for x in right]}
+    return TaskScores("told", "0.4.13", 5, digest, {"acc": value, "ppl": 9.0}, {"acc": 0.25}, means)
 
 
 @pytest.fixture
@@ -94,3 +103,27 @@ def test_a_damaged_evaluation_costs_no_run(sweep):
     assert "mha_s1: its evaluation: evaluation.json is damaged: " in line
     assert [run.folder.name for run in runs if run.evaluation is None] == ["mha_s1"]
     assert len(runs) == 6
+
+
+def test_scores_on_tasks_are_paired_by_item_where_the_items_are_the_same(sweep):
+    right = {"mha_s1": [1, 1, 0, 0], "mha_s2": [1, 0, 0, 0], "gqa_s1": [1, 1, 1, 0]}
+    for name, own in right.items():
+        run = RunFolder(sweep / name)
+        tasks = {"told": scores(own), "other": scores(own, name)}
+        run.write_evaluation(msgspec.structs.replace(run.read_evaluation(), tasks=tasks))
+    *_, table = evaluation_tables(only_section(sweep))
+    # By item: 0, 1 - 0.5, 1 and 0; a deviation of 0.4787, and t is 3.1824 for three degrees.
+    change = f"+0.3750 ± {3.182446 * 0.478714 / 2:.4f}"
+    assert table.cells == [
+        ["variant", "task", "metric", "shots", "n", "score", "std error", "vs mha", "lm_eval"],
+        ["mha", "told", "acc", "5", "2", "0.3750", "0.2500", "\u2013", "0.4.13"],
+        ["mha", "told", "ppl", "5", "2", "9.0000", "\u2013", "\u2013", "0.4.13"],
+        ["mha", "other", "acc", "5", "1", "0.2500", "0.2500", "\u2013", "0.4.13"],
+        ["mha", "other", "ppl", "5", "1", "9.0000", "\u2013", "\u2013", "0.4.13"],
+        ["gqa", "told", "acc", "5", "1", "0.7500", "0.2500", change, "0.4.13"],
+        ["gqa", "told", "ppl", "5", "1", "9.0000", "\u2013", "\u2013", "0.4.13"],
+        ["gqa", "other", "acc", "5", "1", "0.7500", "0.2500", "\u2013", "0.4.13"],
+        ["gqa", "other", "ppl", "5", "1", "9.0000", "\u2013", "\u2013", "0.4.13"],
+    ]
+    (found,) = load_comparison(sweep, metrics=["lm_eval/told/acc"]).sections
+    assert found.rows[0].metrics["lm_eval/told/acc"].mean == pytest.approx(0.375)

@@ -1,29 +1,37 @@
 """Runs in lm-evaluation-harness, against transformers' models in the harness's own adapter."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from llamas import shake
-from support import bpe, refuses, save_untrained, summary, train
+from support import bpe, refuses, save_untrained, train
 from tokenizers import decoders
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from torch.nn.functional import cross_entropy
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
+import gptattn
 from gptattn.attention.foreign import ForeignAttention
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.weights.hugging_face import find_family, load_checkpoint
 
-pytest.importorskip("lm_eval", reason="without the extra lm-eval")
-
-from lm_eval.api.instance import Instance
-
-from gptattn.evaluate import harness
-from gptattn.evaluate.harness import HarnessModel
+lm_eval = pytest.importorskip("lm_eval", reason="without the extra lm-eval")
+harness = import_module("gptattn.evaluate.harness")
+Instance = import_module("lm_eval.api.instance").Instance
 
 T, VOCABULARY = 32, 300
 LONG = "Line 007: naïve π ≈ 22.000. The end. It's we'll " * 4
@@ -50,16 +58,14 @@ class Plain(nn.Module):
         return self.inner(x)
 
 
-def request(*arguments: Any) -> Instance:
+def request(*arguments: Any) -> Any:
     return Instance(request_type="loglikelihood", doc={}, arguments=arguments, idx=0)
 
 
 @pytest.fixture(params=["gpt2", "llama", "foreign"])
-def both(request, tmp_path) -> tuple[HarnessModel, Any]:
+def both(request, tmp_path) -> tuple[Any, Any]:
     """One model with random weights, in our adapter and in the harness's HFLM."""
-    transformers = pytest.importorskip("lm_eval.models.huggingface", reason="needs accelerate")
-    from transformers import PreTrainedTokenizerFast
-
+    adapter = pytest.importorskip("lm_eval.models.huggingface", reason="without accelerate")
     theirs = LlamaForCausalLM(LLAMA) if request.param == "llama" else GPT2LMHeadModel(GPT2)
     folder = bpe(tmp_path / "model", VOCABULARY)
     shake(theirs.eval()).save_pretrained(folder)
@@ -75,8 +81,8 @@ def both(request, tmp_path) -> tuple[HarnessModel, Any]:
     )
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     theirs.generation_config.eos_token_id = tokenizer.eos_token_id
-    hflm = transformers.HFLM(theirs, tokenizer=tokenizer, batch_size=3, max_length=T)
-    return HarnessModel(saved), hflm
+    hflm = adapter.HFLM(theirs, tokenizer=tokenizer, batch_size=3, max_length=T)
+    return harness.HarnessModel(saved), hflm
 
 
 def test_log_likelihoods_are_those_of_transformers(both):
@@ -124,9 +130,11 @@ def reads(model: nn.Module) -> list[tuple[int, int]]:
     return shapes
 
 
-def test_a_context_is_read_once_for_all_its_continuations_and_the_longest_first(tmp_path, monkeypatch):
+def test_a_context_is_read_once_for_all_its_continuations_and_the_longest_first(
+    tmp_path, monkeypatch
+):
     folder = save_untrained(tmp_path, "tokenizer=byte", "model.context_length=64")
-    model = HarnessModel(load_run(folder))
+    model = harness.HarnessModel(load_run(folder))
     read = reads(model.model)
     model.loglikelihood([request("a" * 20, " " + "b" * n) for n in (1, 2, 3, 4)])
     # The last token of the context, and five of the longest continuation but the last.
@@ -142,10 +150,95 @@ def test_a_context_is_read_once_for_all_its_continuations_and_the_longest_first(
 
 
 def test_what_the_model_cannot_answer_is_refused_in_one_line(tmp_path):
-    model = HarnessModel(load_run(save_untrained(tmp_path, "tokenizer=byte")))
+    model = harness.HarnessModel(load_run(save_untrained(tmp_path, "tokenizer=byte")))
     with refuses("lm_eval: no id for the end of text", 3):
         model.loglikelihood([request("", "a")])
     with refuses("lm_eval: 17 tokens to score exceed the context of 16", 3):
         model.loglikelihood([request("a", "b" * 17)])
     with refuses("lm_eval: 256 tokens to generate fill the context of 16"):
         model.generate_until([request("a", {"until": ["b"]})])
+
+
+ITEMS = [
+    {
+        "question": f"Line {i:03d}: naïve",
+        "choices": [" π", " ≈ 1", ". The end", "."],
+        "answer": i % 4,
+    }
+    for i in range(8)
+]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A task of multiple choice from a local JSON file."""
+    data = tmp_path / "lines.json"
+    data.write_text("\n".join(map(json.dumps, ITEMS)))
+    metrics = [
+        {"metric": name, "aggregation": "mean", "higher_is_better": True}
+        for name in ("acc", "acc_norm")
+    ]
+    task = {
+        "task": "lines",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(data)}, "cache_dir": str(tmp_path / "hf")},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "metric_list": metrics,
+        "metadata": {"version": 1.0},
+    }
+    (tmp_path / "lines.yaml").write_text(yaml.safe_dump(task))
+    return tmp_path / "lines.yaml"
+
+
+@torch.no_grad()
+def choose(run: SavedRun, item: dict[str, Any]) -> int:
+    """The likeliest choice, each scored on its own by the whole text's logits."""
+    scores = []
+    for choice in item["choices"]:
+        before = run.tokenizer.encode(item["question"], "")
+        ids = torch.from_numpy(run.tokenizer.encode(item["question"] + choice, "").astype("int64"))
+        losses = cross_entropy(run.model(ids[None, :-1])[0], ids[1:], reduction="none")
+        scores.append(-losses[len(before) - 1 :].sum().item())
+    return max(range(4), key=scores.__getitem__)
+
+
+def test_scores_on_a_local_task_are_kept_item_by_item(lines, tmp_path, call):
+    for attn in ("mha", "gqa"):
+        sizes = ("model.context_length=48", "model.d_model=32", "tokenizer=byte")
+        train(tmp_path / attn, f"attn={attn}", "experiment_name=runs", *sizes)
+    both = [next((tmp_path / attn).rglob("summary.json")).parent for attn in ("mha", "gqa")]
+    ask = [f"run={run}" for run in both]
+    code, out, _ = call("evaluate", *ask, f"lm_eval=[{lines}]", "device=cpu")
+    assert code == 0
+    items = []
+    for run in both:
+        scores = RunFolder(run).read_evaluation().tasks["lines"]
+        assert (scores.harness, scores.shots) == (lm_eval.__version__, 0)
+        saved = load_run(run)
+        items.append([float(choose(saved, item) == item["answer"]) for item in ITEMS])
+        assert scores.items["acc"] == items[-1]
+        assert scores.values["acc"] == pytest.approx(np.mean(items[-1]))
+        assert scores.errors["acc"] == pytest.approx(np.std(items[-1], ddof=1) / 8**0.5)
+        assert f"acc {scores.values['acc']:.4f}" in out
+    assert items[0] != items[1]
+
+
+def test_a_task_that_is_unknown_or_has_no_data_is_one_line(lines, tmp_path, monkeypatch):
+    saved = load_run(save_untrained(tmp_path, "tokenizer=byte"))
+    with refuses("lm_eval: 'lambda_openai' is neither a task"):
+        harness.score_tasks(saved, "lambda_openai")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with refuses("lm_eval: EleutherAI/lambada_openai", 3):
+        harness.score_tasks(saved, "lambada_openai")
+
+
+def test_a_run_is_a_model_of_the_harness_in_python(tmp_path):
+    folder = save_untrained(tmp_path, "tokenizer=byte")
+    model = gptattn.lm_eval_model(folder)
+    assert isinstance(model, import_module("lm_eval.api.model").LM)
+    assert model.max_length == gptattn.lm_eval_model(load_run(folder)).max_length == 16

@@ -1,19 +1,17 @@
 """Measures the loss of finished runs by position and by cache, and their scores on tasks.
 
 Without lengths, cache and lm_eval, it measures the loss by position at the trained length. Results
-go to evaluation.json in each run's folder, and are not measured again for the same weights, text and
-code.
+go to evaluation.json in each run's folder, and are not measured again for the same weights, text
+and code.
 """
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-from msgspec import Meta
 
 from gptattn.build.data import build_data
 from gptattn.cli.arguments import PACKAGES, Count, option, parse, run_script
@@ -25,7 +23,7 @@ from gptattn.evaluate.caches import CacheKind, parse_cache_kind
 from gptattn.evaluate.measure import begin_evaluation, check_question, check_unchanged, measure
 from gptattn.machine.device import resolve_device, set_threads
 from gptattn.machine.disk import refuse_taken
-from gptattn.runs.evaluation import Asked, Evaluation
+from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import EVALUATION, RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.budget import limit_validation
@@ -52,9 +50,6 @@ class Arguments:
     lm_eval: tuple[str, ...] = option(
         "tasks of lm-evaluation-harness, by name, such as lambada_openai, or by YAML file", ()
     )
-    shots: Annotated[int, Meta(ge=0)] | None = option(
-        "examples before each item of these tasks; default: as many as a task says"
-    )
     device: Accelerator = option("cpu, gpu or auto", "auto")
     threads: Threads | None = option("CPU threads; default: all")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
@@ -70,8 +65,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     args = parse(Arguments, arguments)
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    asked: list[int | CacheKind | Asked] = [*sorted(args.lengths), *map(parse_cache_kind, kinds)]
-    asked += [Asked(task, args.shots) for task in args.lm_eval]
+    asked: list[int | CacheKind | str] = [
+        *sorted(args.lengths),
+        *map(parse_cache_kind, kinds),
+        *args.lm_eval,
+    ]
     device = resolve_device(args.device, "device")
     runs, skipped = read_runs(args.run)
     for line in skipped:
@@ -89,7 +87,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         if key not in texts:
             texts[key] = build_data(cfg, tokenizer)
         data = texts[key]
-        possible: list[int | CacheKind | Asked] = []
+        possible: list[int | CacheKind | str] = []
         for question in asked or [cfg.model.context_length]:
             try:
                 if not isinstance(data, TokenData):
@@ -122,11 +120,11 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError("run", "none of these could be measured, as said above")
 
 
-def describe_answer(found: Evaluation, question: int | CacheKind | Asked) -> str:
+def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
     """Return the evaluation's answer to a question as text: a line, or one for each score."""
-    if isinstance(question, Asked):
+    if isinstance(question, str):
         return "\n".join(
-            f"  {name}  {key} {value:.4f}"
+            f"  {name:>23}  {key} {value:.4f} ± {task.errors.get(key, math.nan):.4f}"
             for name, task in found.tasks.items()
             for key, value in task.values.items()
             if task.asked == question
