@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,18 @@ class HarnessModel(TemplateLM):
         """
         rows = [(which, *one) for which, (_, asked) in enumerate(batch) for one in asked]
         whole = [torch.tensor([*batch[which][0], *ids]) for which, _, ids in rows]
-        cache, shared = None, 0
+        past, shared = None, 0
         if len(rows) > len(batch):  # a context's last token predicts, so each row reads it
             shared = min(len(context) for context, _ in batch) - 1
         if shared:
             first = torch.tensor([context[:shared] for context, _ in batch], device=self.device)
-            cache = self.model.new_cache(len(batch), max(map(len, whole)) - 1)
-            self.model.hidden(first, cache)
+            past = self.model.new_cache(len(batch), max(map(len, whole)) - 1)
+            self.model.hidden(first, past)
             of_row = torch.tensor([which for which, _, _ in rows], device=self.device)
-            for layer in cache.caches:
+            for layer in past.caches:
                 layer.tensors = {name: x[of_row] for name, x in layer.tensors.items()}
         rest = pad_sequence([ids[shared:-1] for ids in whole], batch_first=True)
-        hidden = self.model.hidden(rest.to(self.device), cache)
+        hidden = self.model.hidden(rest.to(self.device), past)
         ends = [len(ids) - 1 - shared for ids in whole]
         counts = [len(ids) for _, _, ids in rows]
         scored = [x[end - n : end] for x, end, n in zip(hidden, ends, counts, strict=True)]
@@ -159,13 +160,17 @@ def lm_eval_model(run: SavedRun | str | Path) -> HarnessModel:
     return HarnessModel(run if isinstance(run, SavedRun) else load_run(run))
 
 
+find_tasks = cache(lambda named: TaskManager(include_defaults=named))  # reads 10,000 files
+
+
 def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     """Return the scores on a task, or on each task of a group, by name.
 
     Raises ConfigError for an unknown task, DataError if its data set cannot be read.
     """
-    manager = TaskManager()
-    if task not in manager.all_tasks and not Path(task).is_file():
+    named = not Path(task).is_file()
+    manager = find_tasks(named)
+    if named and task not in manager.all_tasks:
         what = f"{task!r} is neither a task of lm_eval {__version__} nor a YAML file"
         raise ConfigError("lm_eval", f"{what}; list the tasks with: lm-eval ls tasks")
     advice = "without a network, download it elsewhere and copy ~/.cache/huggingface (HF_HOME)"
@@ -176,6 +181,7 @@ def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
         HarnessModel(saved),
         tasks=[*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()],
         bootstrap_iters=RESAMPLES,
+        task_manager=manager,
     )
     return {name: _read_scores(found, name, task) for name in found["results"]}
 
@@ -193,10 +199,10 @@ def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
         plain = metric.removesuffix("_stderr")
         shown = plain if way == "none" else f"{plain},{way}"  # how answers were filtered
         (values if plain == metric else errors)[shown] = value
-        own = [float(one[metric]) for one in samples if one["filter"] == way and metric in one]
+        own = np.array([one[metric] for one in samples if one["filter"] == way and metric in one])
         # A perplexity is no mean over items.
-        if own and np.isclose(np.mean(own), value):
-            items[shown] = own
+        if own.size and own.ndim == 1 and own.dtype.kind in "bif" and np.isclose(own.mean(), value):
+            items[shown] = own.astype(float).tolist()
     hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in samples)
     digest, shots = hashlib.sha256(hashes.encode()).hexdigest()[:16], found["n-shot"].get(task)
     return TaskScores(asked, __version__, shots, digest, values, errors, items)

@@ -162,7 +162,7 @@ def test_what_the_model_cannot_answer_is_refused_in_one_line(tmp_path):
 ITEMS = [
     {
         "question": f"Line {i:03d}: naïve",
-        "choices": [" π", " ≈ 1", ". The end", "."],
+        "choices": [" π", " e 1", "0000", " The"],
         "answer": i % 4,
     }
     for i in range(8)
@@ -207,27 +207,21 @@ def choose(run: SavedRun, item: dict[str, Any]) -> int:
 
 
 def test_scores_on_a_local_task_are_kept_item_by_item(lines, tmp_path, call):
-    for attn in ("mha", "gqa"):
-        sizes = ("model.context_length=48", "model.d_model=32", "tokenizer=byte")
-        train(tmp_path / attn, f"attn={attn}", "experiment_name=runs", *sizes)
-    both = [next((tmp_path / attn).rglob("summary.json")).parent for attn in ("mha", "gqa")]
-    ask = [f"run={run}" for run in both]
-    code, out, _ = call("evaluate", *ask, f"lm_eval=[{lines}]", "device=cpu")
+    sizes = ("model.context_length=48", "model.d_model=32", "tokenizer=byte")
+    run = train(tmp_path / "trained", "attn=gqa", *sizes)
+    code, out, _ = call("evaluate", f"run={run}", f"lm_eval=[{lines}]", "device=cpu")
     assert code == 0
-    items = []
-    for run in both:
-        scores = RunFolder(run).read_evaluation().tasks["lines"]
-        assert (scores.harness, scores.shots) == (lm_eval.__version__, 0)
-        saved = load_run(run)
-        items.append([float(choose(saved, item) == item["answer"]) for item in ITEMS])
-        assert scores.items["acc"] == items[-1]
-        assert scores.values["acc"] == pytest.approx(np.mean(items[-1]))
-        assert scores.errors["acc"] == pytest.approx(np.std(items[-1], ddof=1) / 8**0.5)
-        assert f"acc {scores.values['acc']:.4f}" in out
-    assert items[0] != items[1]
+    saved, scores = load_run(run), RunFolder(run).read_evaluation().tasks["lines"]
+    right = [float(choose(saved, item) == item["answer"]) for item in ITEMS]
+    assert scores.items["acc"] == right
+    assert 0 < scores.values["acc"] == pytest.approx(np.mean(right)) < 1
+    assert scores.errors["acc"] == pytest.approx(np.std(right, ddof=1) / len(right) ** 0.5)
+    assert (scores.harness, scores.shots) == (lm_eval.__version__, 0)
+    assert f"acc {scores.values['acc']:.4f} ± {scores.errors['acc']:.4f}" in out
 
 
-def test_a_task_that_is_unknown_or_has_no_data_is_one_line(lines, tmp_path, monkeypatch):
+@pytest.mark.slow  # the harness reads all of its 10,000 files
+def test_a_task_that_is_unknown_or_has_no_data_is_one_line(tmp_path, monkeypatch):
     saved = load_run(save_untrained(tmp_path, "tokenizer=byte"))
     with refuses("lm_eval: 'lambda_openai' is neither a task"):
         harness.score_tasks(saved, "lambda_openai")
