@@ -194,11 +194,11 @@ def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
     items: dict[str, list[float]] = {}
     for key, value in found["results"][task].items():
         metric, comma, way = key.partition(",")
-        if not comma or not isinstance(value, float):
+        if not comma or not isinstance(value, float) or not np.isfinite(value):
             continue
         plain = metric.removesuffix("_stderr")
         shown = plain if way == "none" else f"{plain},{way}"  # how answers were filtered
-        (values if plain == metric else errors)[shown] = value
+        (values if plain == metric else errors)[shown] = float(value)
         own = np.array([one[metric] for one in samples if one["filter"] == way and metric in one])
         # A perplexity is no mean over items.
         if own.size and own.ndim == 1 and own.dtype.kind in "bif" and np.isclose(own.mean(), value):

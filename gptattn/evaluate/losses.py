@@ -27,9 +27,8 @@ def compare_tokens(model: GPT, hidden: Tensor, targets: Tensor) -> tuple[Tensor,
     weight = model.head.weight
     chunk = max(1, LOGITS_AT_A_TIME // len(weight))
     losses, largest = [], []
-    for x, y in zip(
-        hidden.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True
-    ):
+    pairs = zip(hidden.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True)
+    for x, y in pairs:
         logits = F.linear(x, weight)
         wide = torch.promote_types(logits.dtype, torch.float32)
         losses.append(F.cross_entropy(logits.to(wide), y, reduction="none").double())

@@ -6,7 +6,6 @@ and code.
 """
 
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,11 +64,8 @@ def evaluate(arguments: Sequence[str]) -> None:
     args = parse(Arguments, arguments)
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    asked: list[int | CacheKind | str] = [
-        *sorted(args.lengths),
-        *map(parse_cache_kind, kinds),
-        *args.lm_eval,
-    ]
+    asked: list[int | CacheKind | str] = [*sorted(args.lengths), *args.lm_eval]
+    asked += map(parse_cache_kind, kinds)
     device = resolve_device(args.device, "device")
     runs, skipped = read_runs(args.run)
     for line in skipped:
@@ -124,7 +120,8 @@ def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
     """Return the evaluation's answer to a question as text: a line, or one for each score."""
     if isinstance(question, str):
         return "\n".join(
-            f"  {name:>23}  {key} {value:.4f} ± {task.errors.get(key, math.nan):.4f}"
+            f"  {name:>23}  {key} {value:.4f}"
+            + (f" ± {task.errors[key]:.4f}" if key in task.errors else "")
             for name, task in found.tasks.items()
             for key, value in task.values.items()
             if task.asked == question
