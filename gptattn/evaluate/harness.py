@@ -1,5 +1,6 @@
 """A run as a model of lm-evaluation-harness, and its scores. Only this file imports the harness."""
 
+# pyright: reportMissingImports=false
 import hashlib
 import os
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ from gptattn.runs.evaluation import TaskScores
 from gptattn.runs.load import SavedRun, load_run
 
 try:
-    from lm_eval import __version__, simple_evaluate
+    from lm_eval import __version__
     from lm_eval.api.model import TemplateLM
+    from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.utils import Collator, normalize_gen_kwargs
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -176,10 +178,11 @@ def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     advice = "without a network, download it elsewhere and copy ~/.cache/huggingface (HF_HOME)"
     with name_errors(DataError, "lm_eval", f"the data set of {task}", advice):
         loaded = manager.load(task)
+    tasks: Any = [*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()]
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or it forks this process to resample
     found: Any = simple_evaluate(
         HarnessModel(saved),
-        tasks=[*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()],
+        tasks=tasks,
         bootstrap_iters=RESAMPLES,
         task_manager=manager,
     )
