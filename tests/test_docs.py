@@ -29,7 +29,7 @@ WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 SWEPT = (
     *("precision", "optimizers", "speedrun_muon", "scratch", "positions", "zoology_fig2"),
     *("recall_window", "recall_variants", "recall_state", "until", "evidence", "tokenizers"),
-    *("recipes", "dropout"),
+    *("recipes", "dropout", "edu"),
 )
 
 
