@@ -1,6 +1,5 @@
 """A run as a model of lm-evaluation-harness, and its scores. Only this file imports the harness."""
 
-# pyright: reportMissingImports=false
 import hashlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Runs in lm-evaluation-harness, against transformers' models in the harness's own adapter."""
 
 import json
-from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ import torch
 import yaml
 from building import build_gpt, settings
 from llamas import shake
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.models.huggingface import HFLM
 from support import bpe, refuses, save_untrained, train
 from tokenizers import decoders
 from torch import Tensor, nn
@@ -27,13 +30,10 @@ import gptattn
 from gptattn.attention.foreign import ForeignAttention
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer
+from gptattn.evaluate import harness
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.weights.hugging_face import find_family, load_checkpoint
-
-lm_eval = pytest.importorskip("lm_eval", reason="without the extra lm-eval")
-harness = import_module("gptattn.evaluate.harness")
-Instance = import_module("lm_eval.api.instance").Instance
 
 T, VOCABULARY = 32, 300
 LONG = "Line 007: naïve π ≈ 22.000. The end. It's we'll " * 4
@@ -67,7 +67,6 @@ def request(*arguments: Any) -> Any:
 @pytest.fixture(params=["gpt2", "llama", "foreign"])
 def both(request, tmp_path) -> tuple[Any, Any]:
     """One model with random weights, in our adapter and in the harness's HFLM."""
-    adapter = pytest.importorskip("lm_eval.models.huggingface", reason="without accelerate")
     theirs = LlamaForCausalLM(LLAMA) if request.param == "llama" else GPT2LMHeadModel(GPT2)
     folder = bpe(tmp_path / "model", VOCABULARY)
     shake(theirs.eval()).save_pretrained(folder)
@@ -83,7 +82,7 @@ def both(request, tmp_path) -> tuple[Any, Any]:
     )
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     theirs.generation_config.eos_token_id = tokenizer.eos_token_id
-    hflm = adapter.HFLM(theirs, tokenizer=tokenizer, batch_size=3, max_length=T)
+    hflm = HFLM(theirs, tokenizer=tokenizer, batch_size=3, max_length=T)
     return harness.HarnessModel(saved), hflm
 
 
@@ -208,7 +207,6 @@ def choose(run: SavedRun, item: dict[str, Any]) -> int:
     return max(range(4), key=scores.__getitem__)
 
 
-@pytest.mark.slow  # it trains, and the harness imports for seconds
 def test_scores_on_a_local_task_are_kept_item_by_item(lines, tmp_path, call):
     sizes = ("model.context_length=48", "model.d_model=32", "tokenizer=byte")
     run = train(tmp_path / "trained", "attn=gqa", *sizes)
@@ -220,7 +218,7 @@ def test_scores_on_a_local_task_are_kept_item_by_item(lines, tmp_path, call):
     assert scores.values["acc"] == pytest.approx(np.mean(right))
     assert 0 < np.mean(right) < 1
     assert scores.errors["acc"] == pytest.approx(np.std(right, ddof=1) / len(right) ** 0.5)
-    assert (scores.harness, scores.shots) == (lm_eval.__version__, 0)
+    assert (scores.harness, scores.shots) == (version("lm_eval"), 0)
     assert f"acc {scores.values['acc']:.4f} ± {scores.errors['acc']:.4f}" in out
 
 
@@ -238,7 +236,7 @@ def test_a_task_that_is_unknown_or_has_no_data_is_one_line(tmp_path, monkeypatch
 def test_a_run_is_a_model_of_the_harness_in_python(tmp_path):
     folder = save_untrained(tmp_path, "tokenizer=byte")
     model = gptattn.lm_eval_model(folder)
-    assert isinstance(model, import_module("lm_eval.api.model").LM)
+    assert isinstance(model, LM)
     assert model.max_length == gptattn.lm_eval_model(load_run(folder)).max_length == 16
 
 
