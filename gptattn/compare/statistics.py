@@ -66,11 +66,6 @@ def critical_t(n: int, comparisons: int = 1) -> float:
     return float(-stdtrit(n - 1, ALPHA / comparisons / 2))
 
 
-def all_equal(differences: ArrayLike) -> bool:
-    """Whether differences [n] have no spread, which rules out a test; true for n = 1."""
-    return bool(np.ptp(np.asarray(differences, dtype=np.float64)) <= RESOLUTION)
-
-
 def paired_p(differences: ArrayLike, comparisons: int = 1, first: int | None = None) -> float:
     """Return the two-sided p of the mean of paired differences [n], times comparisons, at most 1.
 
@@ -237,7 +232,7 @@ def compare_family(
 def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:
     """Return the statistics of the paired differences of values [2, n]."""
     d, first = pair.values[1] - pair.values[0], pair.first
-    mean, varied = float(d.mean()), not all_equal(d[:first])
+    mean, varied = float(d.mean()), np.ptp(d[:first]) > RESOLUTION
     spread = deviation(d, first) if varied else 0.0
     return Difference(
         variant=name,

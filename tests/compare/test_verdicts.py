@@ -169,6 +169,14 @@ def test_words_state_a_difference_or_say_what_would_show_it(more, difference, be
         assert report_rows(found)[2][3:6] == ["-0.1000", "\N{EN DASH}", "\N{EN DASH}"]
 
 
+def test_differences_that_only_rounding_spreads_count_as_equal():
+    losses = np.array([0.3, 1.7, 2.3])
+    assert np.ptp((losses + 0.1) - losses) > 0  # float64 rounding leaves a spread
+    for more, tested in ((0.1, False), (np.array([0.1, 0.1, 0.10001]), True)):
+        row = section({"mha": losses, "gqa": losses + more}).rows[1]
+        assert (row.difference.p is not None) == tested
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_below_three_seeds_no_variant_is_named_best(n):
     words = section_words(section({"mha": [2.0, 2.1][:n], "gqa": [1.0, 1.1][:n], "mqa": BASE}))
