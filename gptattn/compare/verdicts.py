@@ -74,12 +74,7 @@ def difference_words(row: Row, baseline: Row) -> str:
     if d.n == 1:
         return f"{none}: a single pair ({d.mean:+.4f} nats) has no spread over seeds"
     if d.interval is None or d.p is None:
-        if abs(d.mean) <= RESOLUTION:
-            return f"{none}: their losses are equal at every seed"
-        return (
-            f"{none}: they differ by the same amount at every seed, {signed(d.mean)} nats, as if "
-            "the seed had no effect or losses were rounded, so there is no spread to test against"
-        )
+        return f"{none}: their losses differ by the same amount at every seed, {d.mean:+.4f} nats"
     low, high = d.interval
     if d.shown:
         worse, least, most = ("worse", low, high) if d.mean > 0 else ("better", -high, -low)
