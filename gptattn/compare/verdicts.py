@@ -1,7 +1,5 @@
 """States in words what the runs support, and no more."""
 
-from collections.abc import Iterable
-
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.differences import listed
 from gptattn.compare.statistics import ALPHA, RESOLUTION, stein_seeds
@@ -30,19 +28,14 @@ def p_value(p: float) -> str:
     return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
 
 
-def seed_words(counts: Iterable[int]) -> str:
-    """Return `5 seeds`, or `3 to 5 seeds`."""
-    ordered = sorted(counts)
-    low, high = ordered[0], ordered[-1]
-    return f"{low} seed{'s' * (low > 1)}" if low == high else f"{low} to {high} seeds"
-
-
 def headline(comparison: Comparison) -> str:
-    """Return `15 runs, 3 variants, 5 seeds each`, and the number of sections if several."""
+    """Return `15 runs, 3 variants, 3 to 5 seeds each`, and the number of sections if several."""
     rows = [row for section in comparison.sections for row in section.rows]
     runs, variants = len({run.folder for run in comparison.runs}), len({row.name for row in rows})
     text = f"{runs} run{'s' * (runs > 1)}, {variants} variant{'s' * (variants > 1)}, "
-    text += f"{seed_words(row.n for row in rows)} each"
+    counts = {row.n for row in rows}
+    least, most = min(counts), max(counts)
+    text += f"{least}{f' to {most}' * (most > least)} seed{'s' * (most > 1)} each"
     sections = len(comparison.sections)
     return text + f", in {sections} sections" * (sections > 1)
 
