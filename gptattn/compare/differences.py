@@ -66,12 +66,6 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
     resumed = sum(bool(run.provenance and run.provenance.earlier) for run in runs)
     if resumed:
         lines.append(f"{_count_runs(resumed)} resumed with different code or schedule")
-    extended = sum(bool(run.provenance and run.provenance.budgets) for run in runs)
-    if extended:
-        lines.append(
-            f"{_count_runs(extended)} extended, and compared only with runs that were extended "
-            "alike; sweep.fresh=true trains these seeds again"
-        )
     versions = {pair for run in runs if run.provenance for pair in run.provenance.code.items()}
     modules = Counter(name for name, _ in versions)
     differing = sorted(name for name, count in modules.items() if count > 1)
