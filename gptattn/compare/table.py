@@ -193,13 +193,8 @@ def section_table(section: Section, title: str = "") -> Table:
 def evaluation_tables(section: Section) -> list[Table]:
     """Return the tables of the section's evaluations: up to three."""
     positions, caches = position_losses(section), cache_costs(section)
-    tables = []
-    if positions:
-        tables.append(_position_table(positions))
-    if caches:
-        tables.append(_cache_table(caches))
-    of_tasks = _task_table(section)
-    return [*tables, of_tasks] if len(of_tasks.cells) > 1 else tables
+    tables = [_position_table(positions), _cache_table(caches), _task_table(section)]
+    return [table for table in tables if len(table.cells) > 1]
 
 
 def _position_table(losses: Sequence[PositionLoss]) -> Table:
