@@ -43,6 +43,7 @@ COLUMNS = [(shown[0], metric, shown[1]) for metric, shown in REPORTED.items() if
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 MISSING = "–"  # noqa: RUF001
+CHANGE = "{:+z.4f}".format  # of a loss or a score, `+0.0000` for none
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
     *("time", "cache, 256", "cache, 8,192"),
@@ -221,7 +222,7 @@ def _cache_table(costs: Sequence[CacheCost]) -> Table:
     for one in costs:
         size, of_full = one.bytes_per_token, one.bytes_per_token / full[one.variant]
         figures = [str(one.loss.n), f"{size:,.6g}", f"{of_full:.1%}", mean_cell(one.loss)]
-        cells.append([one.variant, one.cache, *figures, mean_cell(one.change, change_words)])
+        cells.append([one.variant, one.cache, *figures, mean_cell(one.change, CHANGE)])
     caption = (
         "The same weights decoded through cheaper caches, and the change from the same run's full "
         "cache, in float32; ± half of the 95% interval over seeds."
@@ -249,7 +250,7 @@ def _task_table(section: Section) -> Table:
                 error = f"{estimate(errors).mean:.4f}" if errors else MISSING
                 shots = MISSING if first.shots is None else str(first.shots)
                 names = [name, one_line(task), one_line(metric), shots, str(len(own))]
-                shown = [f"{score:.4f}", error, mean_cell(change, change_words), first.harness]
+                shown = [f"{score:.4f}", error, mean_cell(change, CHANGE), first.harness]
                 cells.append([*names, *shown])
     caption = (
         "Scores by lm-evaluation-harness: means over n seeds, with the mean standard error over "
@@ -257,11 +258,6 @@ def _task_table(section: Section) -> Table:
         "interval over items, which says nothing about other seeds."
     )
     return Table("Scores on tasks", cells, caption)
-
-
-def change_words(change: float) -> str:
-    """Format a change of the loss with four decimals and its sign, `+0.0000` for none."""
-    return f"{round(change, 4) + 0.0:+.4f}"
 
 
 class Report(Comparison):

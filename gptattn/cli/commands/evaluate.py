@@ -139,9 +139,7 @@ def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
     line += f"{one.nbytes:,} in all"
     if name == "full":
         return line
-    from gptattn.compare.table import change_words  # imports pandas
-
-    return f"{line}; {change_words(one.loss - found.caches['full'].loss)} to full"
+    return f"{line}; {one.loss - found.caches['full'].loss:+z.4f} to full"
 
 
 main = partial(run_script, evaluate, Arguments)
