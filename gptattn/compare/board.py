@@ -88,13 +88,12 @@ def write_board(
         title = f"{loss} by variant (mean and band)" + f", {section.title}" * bool(group)
         charts.append(layout_pb2.Chart(title=title, margin={"series": [series]}))
         for row, band in average_rows(section, curves, kind, "step").items():
-            low, high = band.low, band.high
-            if low is None or high is None:  # few seeds: these
-                low, high = band.seeds.min(axis=0), band.seeds.max(axis=0)
             folder = row.replace("/", "_").strip(" .")[:MAX_NAME] or "_"
             rows.setdefault(folder, []).extend(
                 (scalar_pb(name, value), round(step))
-                for name, line in zip(series.values(), (band.mean, low, high), strict=True)
+                for name, line in zip(
+                    series.values(), (band.mean, band.low, band.high), strict=True
+                )
                 for step, value in zip(band.x, line, strict=True)
             )
     for plot in plots:

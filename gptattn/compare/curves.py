@@ -83,13 +83,13 @@ def load_curves(*folders: str | Path) -> DataFrame:
 class Band:
     """Mean curve and 95% interval over seeds, arrays [points].
 
-    `low` and `high` are None below MIN_FOR_BAND seeds.
+    Below MIN_FOR_BAND seeds `low` and `high` are the lowest and highest of these.
     """
 
     x: Floats
     mean: Floats
-    low: Floats | None
-    high: Floats | None
+    low: Floats
+    high: Floats
     seeds: Floats  # [n, points]
 
 
@@ -110,7 +110,7 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
     seeds = np.stack([np.interp(grid, x, y) for x, y in curves])
     n, mean = len(seeds), seeds.mean(axis=0)
     if n < MIN_FOR_BAND:
-        return Band(grid, mean, None, None, seeds)
+        return Band(grid, mean, seeds.min(axis=0), seeds.max(axis=0), seeds)
     half = critical_t(n) * seeds.std(axis=0, ddof=1) / math.sqrt(n)
     return Band(grid, mean, mean - half, mean + half, seeds)
 

@@ -329,7 +329,7 @@ def _band_axes(
     shown = dict(list(bands.items())[:MAX_NAMED])
     for i, (row, band) in enumerate(shown.items()):
         colour = looks[row]["color"]
-        if band.low is not None and band.high is not None:
+        if len(band.seeds) >= MIN_FOR_BAND:
             axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.2, linewidth=0)
         elif len(band.seeds) > 1:
             axes.plot(band.x, band.seeds.T, color=colour, linewidth=0.5, alpha=0.6)

@@ -66,7 +66,7 @@ def test_bands_by_hand():
     assert found.mean.tolist() == [2.0, 3.0, 4.0]
     # The deviation of 1, 2 and 3 is 1; half the band is t(0.975, 2) = 4.30265 / sqrt(3).
     assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
-    # Two seeds have no band.
+    # Two seeds have no interval: the band spans them.
     found = average_curves([(x, x + 1), (x, x + 3)])
     assert (found.low, found.high) == (None, None)
     assert found.seeds.tolist() == [[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
