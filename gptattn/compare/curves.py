@@ -117,8 +117,7 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
     """Return `val` if each run with curves has MIN_VALIDATIONS validations, else `train`."""
-    runs = [run for row in section.rows for run in row.runs if run.folder in curves]
-    known = [curves[run.folder] for run in runs]
+    known = [curves[run.folder] for row in section.rows for run in row.runs]
     counts = [len(each["val"]) for each in known if any(map(len, each.values()))]
     return "val" if counts and min(counts) >= MIN_VALIDATIONS else "train"
 
@@ -129,7 +128,7 @@ def average_rows(
     """Return the band of each row with curves of this kind, val or train, over a column of them."""
     found = {}
     for row in section.rows:
-        members = [curves[run.folder][kind] for run in row.runs if run.folder in curves]
+        members = [curves[run.folder][kind] for run in row.runs]
         band = average_curves([(one[axis].to_numpy(), one["loss"].to_numpy()) for one in members])
         if band is not None:
             found[row.name] = band
