@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, product
 from pathlib import Path
 from textwrap import fill
@@ -41,6 +42,7 @@ from gptattn.compare.curves import (
 from gptattn.compare.statistics import Estimate, pair_by_seed, pareto_front
 from gptattn.compare.track import CONTEXTS, Track
 from gptattn.compare.verdicts import signed
+from gptattn.maps.labels import shorten
 from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
@@ -92,6 +94,7 @@ COST_AXES = {
 
 Look = dict[str, Any]  # how matplotlib draws a variant
 T = TypeVar("T")
+_label = partial(shorten, longest=32)  # a name in a legend
 
 
 @dataclass(frozen=True)
@@ -456,13 +459,6 @@ def look(index: int, name: str) -> Look:
         "linestyle": LINES[(index // len(COLOURS) + index) % len(LINES)],
         "label": _label(name),
     }
-
-
-def _label(name: str) -> str:
-    """Return the name, shortened for a legend."""
-    # matplotlib leaves out labels that begin with an underscore.
-    name = f" {name}" if name.startswith("_") else name
-    return name if len(name) <= 32 else f"{name[:31]}…"
 
 
 def new_axes(size: tuple[float, float] = SIZE) -> Any:
