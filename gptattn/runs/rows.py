@@ -3,6 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
+from gptattn.errors import DAMAGE
 from gptattn.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
             for line in filter(bytes.strip, lines):
                 row = json.loads(line)
                 step = int(row["step"])
-                if not 0 <= step < 2**53:
-                    raise OverflowError
                 long += [
                     (step, metric, float(value))
                     for metric, value in row.items()
@@ -37,7 +36,7 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
         damage = "has no metrics.jsonl: no curves"
     except OSError as error:
         damage = f"metrics.jsonl: {error.strerror}: no curves"
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+    except DAMAGE:
         damage = f"metrics.jsonl is damaged after {count:,} rows; those count"
     types: dict[str, Any] = {"step": "int64", "metric": str, "value": "float64"}
     table = DataFrame(long, columns=[*types]).astype(types)

@@ -25,7 +25,7 @@ def test_a_record_is_read_as_it_was_written(run):
     assert found["val"].step.tolist() == [20, 40, 60, 80, 100]
 
 
-@pytest.mark.parametrize("line", ['{"step": 4', "[]", '{"train/loss": {}}', '{"step": 1e300}'])
+@pytest.mark.parametrize("line", ['{"step": 4', "[]", '{"train/loss": {}}'])
 def test_a_record_counts_up_to_its_first_damaged_line(line, run):
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")
     (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:5], line.encode(), *lines[5:]]))
@@ -68,8 +68,8 @@ def test_bands_by_hand():
     assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
     # Two seeds have no interval: the band spans them.
     found = average_curves([(x, x + 1), (x, x + 3)])
-    assert (found.low, found.high) == (None, None)
-    assert found.seeds.tolist() == [[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
+    both = [found.low.tolist(), found.high.tolist()]
+    assert found.seeds.tolist() == both == [[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]
 
 
 def test_curves_on_different_grids_meet_where_both_are():
