@@ -35,11 +35,6 @@ class Turns(msgspec.Struct, frozen=True):
     token: dict[int, Seconds]  # rows, 1 and 8 -> of a decoded token; none without a cache
     matmul: Seconds  # of each FLOP of a matrix product in its precision
 
-    def __post_init__(self) -> None:
-        lengths = {len(one) for one in (self.step, self.matmul, *self.token.values())}
-        if len(lengths) > 1 or 0 in lengths or set(self.token) not in (set(), {1, 8}):
-            raise ValueError("these are not turns in rounds")
-
 
 class Session(msgspec.Struct, frozen=True):
     """Variants that took turns, by `two_stages.variant_key`."""
