@@ -29,9 +29,3 @@ def measure_heads(w_BHTS: Tensor, documents: Documents | None = None) -> tuple[T
     later_BT = documents.position_BT > 0
     entropy_H, sink_H = (of_BHT.movedim(1, -1)[later_BT].mean(0) for of_BHT in both)
     return entropy_H, sink_H
-
-
-def even_weights(T: int) -> Tensor:
-    """Return uniform causal weights [1, 1, T, T]: query t gives 1 / (t + 1) to each key it sees."""
-    ones = torch.ones(1, 1, T, T, dtype=torch.float64).tril()
-    return ones / ones.sum(-1, keepdim=True)

@@ -17,7 +17,7 @@ from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.disk import claim_folder, write_atomically
-from gptattn.maps.head_statistics import even_weights, measure_heads
+from gptattn.maps.head_statistics import measure_heads
 from gptattn.maps.heatmap import pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
@@ -86,8 +86,8 @@ def run(arguments: Sequence[str]) -> None:
         title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
         write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
-    entropy_1, sink_1 = measure_heads(even_weights(len(labels)))
-    even = entropy_1.item(), sink_1.item()
+    keys = torch.arange(2, len(labels) + 1, dtype=torch.float64)  # of each query but the first
+    even = keys.log().mean().item(), keys.reciprocal().mean().item()
     page = render_page(
         layers,
         run=name,
