@@ -4,7 +4,6 @@ Files are written with `disk.write_atomically`. Files that are read may have bee
 """
 
 import json
-import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -127,11 +126,7 @@ class RunFolder:
 
     def final_loss(self) -> float | None:
         """Return the validation loss in the summary; None if there is no finite one."""
-        try:
-            loss = float(self.read_summary()["metrics"][LOSS])
-        except (OSError, ValueError, LookupError, TypeError, OverflowError):
-            return None
-        return loss if math.isfinite(loss) else None
+        return ((self.finished() or {}).get("metrics") or {}).get(LOSS)
 
     def read_provenance(self) -> Provenance | None:
         """Return what made the run; None if there is no record of it that can be read."""
