@@ -6,7 +6,7 @@ Files are written with `disk.write_atomically`. Files that are read may have bee
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -201,15 +201,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def find_begun(home: Path) -> list[RunFolder]:
-    """Return the begun runs directly below `home`, oldest settings first."""
-    return _sort_by_age(home.glob(f"*/{CONFIG}"))
-
-
-def find_done(home: Path) -> list[RunFolder]:
-    """Return the runs in this folder that are done, oldest summary first."""
-    return _sort_by_age(home.glob(f"*/{SUMMARY}"))
-
-
-def _sort_by_age(files: Iterable[Path]) -> list[RunFolder]:
-    there = [file for file in files if file.is_file()]
-    return [RunFolder(file.parent) for file in sorted(there, key=lambda file: file.stat().st_mtime)]
+    """Return the begun runs directly below `home`, newest settings first."""
+    there = [file for file in home.glob(f"*/{CONFIG}") if file.is_file()]
+    there.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return [RunFolder(file.parent) for file in there]

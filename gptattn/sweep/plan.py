@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
 from gptattn.errors import DAMAGE, ConfigError, NumericError, UserError
-from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
+from gptattn.runs.folder import RunFolder, find_begun, name_run
 from gptattn.settings.budget import limit_validation
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import CONF, TrainConfig, check
@@ -207,8 +207,7 @@ def _index_by_settings(home: Path) -> dict[str, list[RunFolder]]:
     Of a run that was extended, the key is that of its first budget.
     """
     runs: dict[str, list[RunFolder]] = {}
-    begun = [run for run in find_begun(home) if not run.done]
-    for run in [*reversed(find_done(home)), *reversed(begun)]:
+    for run in sorted(find_begun(home), key=lambda run: not run.done):
         if run.done and run.finished() is None:
             continue
         try:

@@ -20,7 +20,7 @@ from msgspec import Meta
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import DAMAGE, ConfigError
-from gptattn.runs.folder import TUNING, RunFolder, find_done
+from gptattn.runs.folder import TUNING, RunFolder, find_begun
 from gptattn.settings.config import Positive, Share
 from gptattn.settings.identity import settings_key
 from gptattn.settings.values import build_dataclass
@@ -212,7 +212,7 @@ def mark_replaced(chosen: Sequence[Plan]) -> int:
     count = 0
     best = {make_cell_key(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
     homes = {plan.folder.parent for plan in chosen}
-    for folder in [run for home in homes for run in find_done(home)]:
+    for folder in [run for home in homes for run in find_begun(home) if run.done]:
         try:
             settings = folder.read_settings()
             cell, rate = make_cell_key(settings), float(settings["optim"]["lr"])

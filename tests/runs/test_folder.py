@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from building import settings
 
-from gptattn.runs.folder import RunFolder, find_begun, find_done, step_of
+from gptattn.runs.folder import RunFolder, find_begun, step_of
 
 
 def summary(folder: Path, content: object) -> RunFolder:
@@ -48,14 +48,12 @@ def test_settings_are_read_as_they_were_written_also_those_of_another_version(tm
 
 def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path):
     for i, name in enumerate(("c", "a", "b")):
-        run = summary(tmp_path / "sweep" / name, {})
-        os.utime(run.summary_file, (i, i))
-        (run.path / "config.yaml").touch()
-        os.utime(run.path / "config.yaml", (9 - i, 9 - i))
-    names = [run.path.name for run in find_done(tmp_path / "sweep")]
-    assert names == ["c", "a", "b"]
+        run = RunFolder(tmp_path / "sweep" / name)
+        run.path.mkdir(parents=True)
+        run.config_file.touch()
+        os.utime(run.config_file, (i, i))
     assert [run.path.name for run in find_begun(tmp_path / "sweep")] == ["b", "a", "c"]
-    assert find_done(tmp_path) == find_begun(tmp_path) == find_done(tmp_path / "none") == []
+    assert find_begun(tmp_path) == find_begun(tmp_path / "none") == []
 
 
 def test_checkpoints_are_known_by_their_names_the_newest_first(tmp_path):
