@@ -13,11 +13,11 @@ from gptattn.runs.metrics import TRAIN_LOSS
 from gptattn.runs.rows import read_metrics
 from gptattn.sweep.plan import Found
 
-STALE_NAMES = 3  # run names in one line
-
 
 def print_plan(home: Path, runs: int, over: int, found: Found) -> None:
     """Print how many runs there are, how many are done, and which results are stale and why."""
+    from gptattn.compare.differences import listed  # imports pandas
+
     known = f", {over} already done" if over else ""
     known += f", {len(found.begun)} to resume" if found.begun else ""
     counted = "1 run" if runs == 1 else f"{runs:,} runs"
@@ -26,9 +26,7 @@ def print_plan(home: Path, runs: int, over: int, found: Found) -> None:
     for old, why in found.stale.values():
         reasons.setdefault(why, []).append(old.name)
     for why, olds in reasons.items():
-        names = ", ".join(olds[:STALE_NAMES])
-        more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
-        line = f"stale: {names}{more}: {why}; will run again, old results stay"
+        line = f"stale: {listed(olds)}: {why}; will run again, old results stay"
         print(f"{line} (sweep.keep_stale=true uses them)", flush=True)
 
 
