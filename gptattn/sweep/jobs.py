@@ -66,10 +66,7 @@ def _list_values(override: Override) -> list[str]:
     key = override.get_key_element()
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
-    try:
-        found = [f"{key}={value}" for value in override.sweep_string_iterator()]
-    except ValueError:  # a step of 0
-        found = []
+    found = [f"{key}={value}" for value in override.sweep_string_iterator()]
     if not found:
         raise ConfigError(override.key_or_group, "has no value; give one or more")
     return found
