@@ -6,7 +6,7 @@ The template in conf/hydra/help calls the two resolvers, with the config that Hy
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import fill, shorten
+from textwrap import shorten
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -16,20 +16,15 @@ from gptattn.settings.config import CONF
 
 WIDTH = 100  # columns
 TRAIN = CONF / "train.yaml"
-EXPLAINED = ("attn", "part", "position", "recipe")  # groups that have a line for each file
 
 
 def describe_choices(_root_: DictConfig) -> str:
-    """Return the files of each config group, with the first line of some."""
-    lines, others = list[str](), list[str]()
+    """Return the files of each config group, with the first line of each."""
+    lines = list[str]()
     for group, files in _find_files(_root_):
-        if group in EXPLAINED:
-            rows = {name: _read_header(file) for name, file in files.items()}
-            lines += [f"  {group}=", *_make_table(rows)]
-        else:
-            one = f"  {group}= {' | '.join(files)}"
-            others.append(fill(one, WIDTH, subsequent_indent=" " * 4, break_on_hyphens=False))
-    return _escape([*lines, *others])
+        rows = {name: _read_header(file) for name, file in files.items()}
+        lines += [f"  {group}=", *_make_table(rows)]
+    return _escape(lines)
 
 
 def describe_settings(_root_: DictConfig) -> str:
