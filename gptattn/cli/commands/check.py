@@ -1,13 +1,18 @@
-"""Checks an attention as the menu's are tested, and prints what it found."""
+"""Checks an attention as the menu's are tested.
 
-import sys
+Each kind of layer must be causal, give the same outputs through its cache, have right gradients,
+compute on the run's device in its precision what it does on a CPU, and be complete in a checkpoint.
+Exits with 2 at the first check that fails.
+"""
+
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
 
-from gptattn.machine.ending import run_command
+from gptattn.cli.arguments import option, run_script
 from gptattn.position.base import Documents
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
@@ -23,22 +28,14 @@ from gptattn.training.contract import (
     run,
 )
 
-HELP = """gptattn-check attn=mine
-
-Checks the attention of these settings, which are those of train.py: each kind of layer must be
-causal, give the same outputs through its cache, have right gradients, compute on the run's device
-in its precision what it does on a CPU, and be complete in a checkpoint. Exits with 2 at the first
-check that fails."""
 DROPOUT = 0.4
 
 
-def main() -> int:
-    """Run `gptattn-check OVERRIDE...`. Returns a code of `gptattn.errors`."""
-    overrides = sys.argv[1:]
-    if not overrides or {"-h", "--help"} & {*overrides}:
-        print(HELP)
-        return 0 if overrides else 2
-    return run_command(lambda: check(overrides))
+@dataclass(frozen=True)
+class Arguments:
+    """attn=mine"""
+
+    attn: str = option("the attention; all settings of train.py can be given")
 
 
 def check(overrides: Sequence[str]) -> None:
@@ -101,3 +98,6 @@ def _build_stacks(cfg: TrainConfig, seed: int = 0) -> list[Stack]:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((a - b).abs().max() <= TOLERANCE[torch.float32] * a.abs().max())
+
+
+main = partial(run_script, check, Arguments)
