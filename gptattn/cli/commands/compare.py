@@ -51,6 +51,11 @@ def run(arguments: Sequence[str]) -> None:
     experiment = homes.get(args.folder[0].resolve()) if len(args.folder) == 1 else None
     # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = ([], []) if experiment else read_runs(args.folder)
+    from gptattn.compare.report import describe_open_sweeps, publish
+
+    still_open = describe_open_sweeps(args.folder)
+    for line in still_open:
+        print(f"open: {line}", file=sys.stderr)
     if (experiment := experiment or find_experiment(runs)) is not None:
         _report_shipped(args, runs, skipped, experiment)
         return
@@ -84,11 +89,6 @@ def run(arguments: Sequence[str]) -> None:
             print(f"warning: {line}", file=sys.stderr)
         return
 
-    from gptattn.compare.report import describe_open_sweeps, publish
-
-    still_open = describe_open_sweeps(args.folder)
-    for line in still_open:
-        print(f"open: {line}", file=sys.stderr)
     first = args.folder[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = (args.out or beside / "comparison") if args.files else None
@@ -101,7 +101,7 @@ def _report_shipped(
     """Print the attention track or the battery with these runs in it; write its files."""
     from gptattn.build.data import build_data
     from gptattn.compare import battery, track
-    from gptattn.compare.report import FILES, describe_open_sweeps, write_with_plots
+    from gptattn.compare.report import FILES, write_with_plots
     from gptattn.data.text import cache_folder
     from gptattn.runs.load import count_caches
     from gptattn.settings.compose import settings
@@ -113,8 +113,6 @@ def _report_shipped(
             raise ConfigError(name, f"does not apply to {experiment}; leave it out")
     for line in skipped:
         print(f"skipped: {line}", file=sys.stderr)
-    for line in describe_open_sweeps(args.folder):
-        print(f"open: {line}", file=sys.stderr)
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
 
     def compute(entry: track.HeldEntry) -> list[float]:
