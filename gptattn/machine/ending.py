@@ -1,17 +1,4 @@
-"""How a command ends: signals, exit codes, and one line for a mistake.
-
-On Ctrl-C, SIGTERM or SIGHUP, a run that trains finishes its step, or abandons a validation, and
-saves its state (`training/checkpoints.py`): weights, optimizer, random numbers and rows of metrics.
-It prints how to resume it and exits with 128 plus the signal's number, 130 for Ctrl-C. A second
-Ctrl-C during a step, or one before training, stops it at once: what was saved last remains.
-`resume=FOLDER` continues a run, first with a validation that was abandoned; its command without
-that starts a new one.
-
-A sweep (`sweep/launcher.py`) alone receives the signal and passes it on to its runs, starts no
-more, and kills those that take over 2 minutes to save; a second Ctrl-C meanwhile is ignored. It
-says how many are done and exits as a run does. The same command skips those, resumes the runs that
-have a checkpoint, and starts the others (`sweep/loop.py`, `sweep/plan.py`).
-"""
+"""How a command ends: signals, exit codes, and one line for a mistake; see docs/reliability.md."""
 
 import contextlib
 import errno

@@ -39,9 +39,8 @@ class SafeCheckpointIO(CheckpointIO):
 class Checkpoints(Checkpoint):
     """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
-    When a signal (Ctrl-C, SIGTERM, SIGHUP) asks the run to stop, it finishes the optimizer step, or
-    abandons the validation after it: a resumed run begins with that. What a validation writes, it
-    writes at its end, where none is abandoned. `record`: None in all processes but the first.
+    What a validation writes, it writes at its end, where none is abandoned. `record`: None in all
+    processes but the first.
     """
 
     def __init__(
