@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import msgspec
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
@@ -28,7 +28,6 @@ from gptattn.data.sampler import Batch, DocumentNumbers, ValidationSet, training
 from gptattn.data.tokenizer import FOLDER, SEPARATOR, Ids, Tokenizer, id_type, write_files
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import remove_partials, replacing, write_atomically, write_json
-from gptattn.machine.lock import is_locked
 from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
@@ -190,9 +189,13 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
     tokenizer = request.tokenizer
     recipe, source_hash = tokenizer.fingerprint(), _hash_source(source, request)
     folder.mkdir(parents=True, exist_ok=True)
-    if is_locked(folder / LOCK):
+    lock = FileLock(folder / LOCK)
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
         print(f"data: waiting for another process that prepares {folder}", file=sys.stderr)
-    with FileLock(folder / LOCK):
+        held = lock.acquire()
+    with held:
         with contextlib.suppress(DataError):  # not there, or damaged: it is made again
             index = read_index(folder)
             if index.source == source_hash and recipe in (index.recipe, index.tokenizer):

@@ -18,14 +18,3 @@ def hold_lock(file: Path, field: str, busy: str) -> Iterator[None]:
             yield
     except Timeout as error:
         raise RunFolderError(field, busy) from error
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a process holds the lock on `file`."""
-    if not file.is_file():
-        return False
-    try:
-        with FileLock(file, timeout=0):
-            return False
-    except (Timeout, OSError):
-        return True

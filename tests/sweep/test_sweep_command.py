@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from support import (
     command,
     config,
@@ -26,7 +27,7 @@ from sweeping import Launcher
 from sweeping import sweep as sweep_here
 from torture import fingerprint
 
-from gptattn.machine.lock import hold_lock, is_locked
+from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK
 from gptattn.settings.compose import CONF
@@ -218,7 +219,8 @@ def test_a_stopped_or_killed_sweep_leaves_no_process_and_goes_on(number, code, t
     assert process.returncode == code
     assert b"Traceback" not in err
     (begun,) = home.glob("mha_s2*")
-    wait_for(lambda: not is_locked(begun / ".lock"))  # its process has ended too
+    with FileLock(begun / ".lock", timeout=60):  # its process has ended too
+        pass
     assert not RunFolder(begun).done
     capfd.readouterr()
     assert command(tmp_path, "-m", *given) == 0
