@@ -5,7 +5,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -59,12 +58,10 @@ def check_targets(
                 found.add(folder)
             elif not _is_in(value, allow_targets):
                 top = value[:100].partition(".")[0]
-                near = get_close_matches(top, [file.stem for file in Path.cwd().glob("*.py")])
-                meant = f"did you mean {near[0]}? Else " if near else ""
                 raise ForeignTarget(
                     field,
                     f"{value[:100]} is outside of {', '.join([*PACKAGES, *allow_targets])} and of "
-                    f"this folder; {meant}add allow_targets=[{top}], if you trust it",
+                    f"this folder; add allow_targets=[{top}], if you trust it",
                 )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
@@ -99,10 +96,8 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
             if inspect.isclass(one) and f"{one.__module__}.".startswith(f"{home}.")
         ]
         raise ConfigError(field, f"{home} has no {attribute}; {suggest(attribute, classes)}")
-    if inspect.isabstract(found):
-        raise ConfigError(field, f"{name} is abstract; name a subclass")
-    if not callable(found):
-        raise ConfigError(field, f"{name} is not a class or function")
+    if inspect.isabstract(found) or not callable(found):
+        raise ConfigError(field, f"{name} is abstract, or no class or function; name another")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     defined = f"{getattr(found, '__module__', '')}.{attribute}"
     check_targets({"_target_": defined}, allow_targets, f"{group}.")
