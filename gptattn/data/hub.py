@@ -24,18 +24,13 @@ NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # that `datase
 BATCH_ROWS = 1000  # read at a time
 
 
-def is_hub_name(name: str) -> bool:
-    """Return whether `name` begins with `hf:`, without looking at the disk."""
-    return name.startswith(PREFIX)
-
-
 def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     """Return the folder that `name` stands for; from the hub, only `files` are downloaded.
 
     Without a network, the hub's own cache is used. Raises ConfigError for a malformed name or
     without the extra `hf`, CheckpointError for what cannot be fetched.
     """
-    if not is_hub_name(name):
+    if not name.startswith(PREFIX):
         return expand_path(name, field)
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:

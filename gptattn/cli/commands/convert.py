@@ -91,7 +91,7 @@ def convert(arguments: Sequence[str]) -> None:
             f"to.{changes[0].partition('=')[0]}", "is not a setting: hf has none; leave it out"
         )
     beside = expand_path(args.from_, "from")
-    if hub.is_hub_name(args.from_):
+    if args.from_.startswith(hub.PREFIX):
         beside = Path("outputs", Path(args.from_.partition("@")[0]).name)
     saved = load_source(args)
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
