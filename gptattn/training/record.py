@@ -1,13 +1,11 @@
 """A run's record: metrics.jsonl, the source of truth, and its view in TensorBoard and others."""
 
-import contextlib
 import errno
 import json
 import os
 import re
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
@@ -165,19 +163,3 @@ def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> Non
             if isinstance(error.__cause__, OSError):
                 raise error.__cause__ from None
             raise
-
-
-@contextlib.contextmanager
-def quiet_writer_threads() -> Iterator[None]:
-    """In this block, threads do not print disk errors: the next write raises them here."""
-    hook = threading.excepthook
-
-    def print_others(args: threading.ExceptHookArgs) -> None:
-        if not isinstance(args.exc_value, OSError):
-            hook(args)
-
-    threading.excepthook = print_others
-    try:
-        yield
-    finally:
-        threading.excepthook = hook

@@ -9,6 +9,7 @@ import math
 import os
 import shlex
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -151,11 +152,10 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
 def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
     from gptattn.training.console_output import make_table
-    from gptattn.training.record import quiet_writer_threads
 
     quiet_lightning()  # once it is imported, which sets the levels of its loggers
     cfg, state = ready.cfg, ready.state
-    with quiet_writer_threads(), contextlib.ExitStack() as at_end:
+    with contextlib.ExitStack() as at_end:
         threads = set_numerics(ready)
         facts = collect_facts(ready.data, ready.device, threads, cfg.trainer.processes)
         if ready.source is not None:
@@ -268,6 +268,10 @@ def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -
     cfg, step, shown = ready.cfg, ready.state.step, list_hyperparameters(ready)
     record = MetricsFile(held)
     at_end.callback(record.close)
+    hook = threading.excepthook
+    at_end.callback(setattr, threading, "excepthook", hook)
+    # TensorBoard's thread prints no disk error: the next write raises it here.
+    threading.excepthook = lambda args: isinstance(args.exc_value, OSError) or hook(args)
     board = Board(held, ready.data.val_bytes is None, None if ready.source is None else step + 1)
     loggers = [record, board, *open_trackers(cfg, held, step, shown)]
     board.declare(shown)
