@@ -32,14 +32,10 @@ DTYPES = {  # of matrix products, by trainer.precision
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     """Return the device for `cpu`, `gpu` or `auto`.
 
-    Raises ConfigError, naming the field, for `gpu` without a GPU, and for `mps`.
+    Raises ConfigError, naming the field, for `gpu` without a GPU.
     """
-    if accelerator == "mps":
-        why = "torch computes causal attention wrongly there (pytorch#195910)"
-        raise ConfigError(field, f"mps is not supported: {why}; use {field}=cpu")
-    if accelerator == "cpu":
-        return torch.device("cpu")
-    if torch.cuda.is_available():
+    # Not MPS, where torch computes causal attention wrongly: pytorch#195910.
+    if accelerator != "cpu" and torch.cuda.is_available():
         return torch.device("cuda")
     if accelerator == "gpu":
         raise ConfigError(field, f"no GPU is visible to torch; use {field}=cpu")

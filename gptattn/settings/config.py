@@ -28,7 +28,7 @@ MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what giv
 MLP = Literal["gelu", "relu2", "swiglu", "none"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
-Accelerator = Literal["auto", "cpu", "gpu", "mps"]
+Accelerator = Literal["auto", "cpu", "gpu"]
 
 PositiveInt = Annotated[int, Meta(gt=0)]
 Threads = Annotated[int, Meta(gt=0, le=1024)]

@@ -76,9 +76,6 @@ def train(
             cfg = use_kept_tokenizer(cfg, held)
         elif is_first() and not held.begun:  # a run is refused below, once the folder is locked
             refuse_taken(held.path, "run_dir", *NAMES)
-        # https://github.com/pytorch/pytorch/issues/195910
-        if cfg.trainer.accelerator == "auto" and torch.backends.mps.is_available():
-            console.print("note: half precision is wrong on MPS; this run takes the CPU")
         if cfg.checks:  # before the text is read
             for note in check_layers(cfg):
                 console.print(f"note: {note}", markup=False)

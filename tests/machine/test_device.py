@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import train
+from building import settings
 
 from gptattn.errors import ConfigError
-from gptattn.machine.device import find_toolchain, peak_memory_mb, reset_peak_memory
+from gptattn.machine.device import (
+    find_toolchain,
+    peak_memory_mb,
+    reset_peak_memory,
+    resolve_device,
+)
 from gptattn.machine.ending import as_user_error
 
 
@@ -59,13 +64,12 @@ def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line():
     assert "put_" in known.message
 
 
-def test_a_mac_s_gpu_is_not_taken_and_the_run_says_so(tmp_path, monkeypatch, capfd):
+def test_a_mac_s_gpu_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    train(tmp_path, "trainer.accelerator=auto")
-    assert "note: half precision is wrong on MPS" in capfd.readouterr().out
-    with pytest.raises(ConfigError, match="is not supported"):
-        train(tmp_path, "trainer.accelerator=mps")
+    assert resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="one of auto, cpu, gpu"):
+        settings("trainer.accelerator=mps")
 
 
 def import_without_what_windows_lacks() -> None:
