@@ -332,9 +332,6 @@ def check(cfg: TrainConfig) -> None:
             "(trainer.devices * trainer.num_nodes) do not divide the sequences of "
             f"batch_size={cfg.batch_size}; change it to a multiple of {shares}, or accumulate",
         )
-    lengths = cfg.validation.lengths
-    if len({*lengths}) < len(lengths):
-        raise ConfigError("validation.lengths", f"{lengths} names one twice; give each once")
     given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")

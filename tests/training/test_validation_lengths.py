@@ -99,7 +99,6 @@ def test_learned_positions_are_asked_up_to_the_trained_length_and_the_run_says_s
     [
         ((), "validation.lengths: gptattn-evaluate"),  # of a text
         ((*TASK, "validation.lengths=[8,1]"), "validation.lengths: too short"),
-        ((*TASK, "validation.lengths=[8,8]"), "validation.lengths: twice"),
         ((*TASK, "validation.lengths=[0]"), "validation.lengths[0]: whole number"),
         ((*TASK, "validation.lengths=[8.5]"), "validation.lengths[0]: whole number"),
         ((*TASK, "validation.lengths=8"), "validation.lengths: a list"),
