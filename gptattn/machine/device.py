@@ -72,8 +72,6 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """
     gpu = device.type == "cuda"
     n = 8192 if gpu else 1024
-    if gpu:
-        reset_peak_memory(device)
     a = torch.randn(n, n, device=device, dtype=dtype)
 
     def multiply() -> float:
