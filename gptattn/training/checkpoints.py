@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import NumericError
 from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
@@ -113,8 +112,6 @@ class Checkpoints(Checkpoint):
             self._in_step = True
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.state.fn != TrainerFn.FITTING:
-            return
         self.state.validation_due = False
         self._save(trainer, pl_module)
         if self._must_stop(trainer):

@@ -304,8 +304,6 @@ def _fit(
     reset_peak_memory(ready.device)
     if budget.steps == 0:  # the weights of init_from are only validated
         trainer.validate(module, verbose=False)
-        if cfg.checkpoint:
-            trainer.save_checkpoint(held.checkpoint(0))
     else:
         try:
             trainer.fit(module, ckpt_path=ready.source)
