@@ -29,14 +29,12 @@ class AttentionLog(L.Callback):
         self.rows, self.documents = ready.data.opening(ready.cfg.model.context_length, TOKENS)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        model = pl_module.model
-        # With a single token every weight is 1.
-        if self.rows.shape[1] == 1 or not model.layers_with_maps():
+        if self.rows.shape[1] == 1:  # every weight is 1
             return
         ids, documents_BT = move_data_to_device((self.rows, self.documents), pl_module.device)
         documents = None if documents_BT is None else Documents.numbered(documents_BT)
         found: dict[str, float] = {}
-        for layer, w_BHTS in model.each_attention(ids, documents_BT):
+        for layer, w_BHTS in pl_module.model.each_attention(ids, documents_BT):
             measured = measure_heads(w_BHTS, documents)
             for name, value_H in zip(("entropy", "sink"), measured, strict=True):
                 found[f"val_attention/{name}/layer_{layer:02d}"] = value_H.mean().item()
@@ -44,9 +42,6 @@ class AttentionLog(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         model, step = pl_module.model, trainer.global_step
-        if not model.layers_with_maps():
-            return
-
         was_training = model.training
         model.eval()
         held = (self.rows, self.documents)

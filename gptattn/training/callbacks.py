@@ -242,16 +242,12 @@ class Samples(L.Callback):
         self.text = ""
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self.cfg.tokens == 0:
-            return
         sampling = Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k)
         own = self.prompt, self.cfg.tokens, sampling, self.seed
         with contextlib.suppress(NumericError):  # the loss, which is next, names the settings
             self.text = generate_text(pl_module.model, self.tokenizer, *own, self.stop)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self.cfg.tokens == 0:
-            return
         self.board.log_text("sample/text", self.text, trainer.global_step)
         self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 

@@ -356,7 +356,9 @@ def _make_trainer(
     if record is not None and board is not None:
         samples = Samples(ready, record, board, lambda: checkpoints.signum != 0)
         progress = ConsoleProgress(ready, console, clock, samples)
-        callbacks += [samples, progress, AttentionLog(ready, board)]
+        callbacks += [samples] if ready.cfg.sample.tokens else []
+        callbacks += [progress]
+        callbacks += [AttentionLog(ready, board)] if ready.model.layers_with_maps() else []
     callbacks += [end, checkpoints]
 
     cfg, budget, on_cpu = ready.cfg, ready.budget, ready.device.type == "cpu"
