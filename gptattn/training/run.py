@@ -234,12 +234,6 @@ def _print_outline(ready: Ready, console: Console) -> None:
         console.print(describe_match(cfg.match_made), markup=False)
     for line in (*describe_missing_parts(cfg, ready.model), *ready.notes):
         console.print(line, markup=False)
-    model, ids = cfg.choices["model"], len(ready.model.head.weight)
-    if model.startswith("gpt2") and ids < 50_257:
-        has = f"has {ready.cost.params / 1e6:.0f}M parameters with {ids:,} ids"
-        console.print(
-            f"model={model} {has}; GPT-2's 50,257: tokenizer=gpt2 or model.vocab_size=50257"
-        )
     table = make_table(f"{cfg.variant}: costs", ready.costs())
     layers = [layer.attention for layer in ready.model.layers()]
     softmax = [one for one in layers if isinstance(one, SoftmaxAttention)]
@@ -249,10 +243,6 @@ def _print_outline(ready: Ready, console: Console) -> None:
     if cfg.compile:
         seconds = COMPILE_SECONDS * count_kinds(cfg, ready.model)
         console.print(f"compiles its layers: about {seconds:.0f} s, most before the first step")
-    # Weights, gradients and at least one average of them; activations come on top.
-    gigabytes = 3 * sum(p.nbytes for p in ready.model.parameters()) / 1e9
-    if gigabytes > 0.1:
-        console.print(f"training takes at least {gigabytes:.1f} GB of memory, and activations")
 
 
 def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":
