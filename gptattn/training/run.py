@@ -168,7 +168,6 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
         steps = _fit(ready, held, console, loggers)
         summary = summarise(ready, held.path.name, threads, steps)
         if is_first():
-            held.write_settings(cfg)  # again, in case it was removed
             held.write_summary(summary)
     console.print(make_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
@@ -265,8 +264,6 @@ def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -
     if ready.source is None:
         # Each would be a chart of single points in TensorBoard.
         log_row([one for one in loggers if one is not board], ready.costs(), 0)
-        if cfg.match_made is not None:
-            record.log_metrics({"match": describe_match(cfg.match_made)}, 0)
     return loggers
 
 
