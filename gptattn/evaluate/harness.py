@@ -42,8 +42,8 @@ class HarnessModel(TemplateLM):
     """A run for `lm_eval.simple_evaluate(model=...)`, on the device of its weights.
 
     Requests are cut at the left to the trained context, as by the harness's own HFLM. An empty
-    context becomes the end-of-text id. Raises DataError if there is none, for a text without ids
-    and for a continuation beyond the context, ConfigError for one that is to be generated.
+    context becomes the end-of-text id. Raises DataError if there is none, for a text without ids,
+    and for no token to score or more than the context, ConfigError for as many to generate.
     """
 
     def __init__(self, saved: SavedRun) -> None:
@@ -64,9 +64,9 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(self, requests: Any, **kwargs: Any) -> list[tuple[float, bool]]:
         groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
         for number, (_, context, ids) in enumerate(requests):
-            if len(ids) > self.max_length:
-                what = f"{len(ids)} tokens to score exceed the context of {self.max_length}"
-                raise DataError("lm_eval", f"{what}; leave the task out")
+            if not 0 < len(ids) <= self.max_length:  # none: merged into the context
+                what = f"has {len(ids)} tokens of its own to score, not 1 to {self.max_length}"
+                raise DataError("lm_eval", f"a request {what}; leave the task out")
             read = [*(context or [self.prefix_token_id]), *ids][-self.max_length - 1 :]
             start = len(read) - len(ids)
             groups.setdefault(tuple(read[:start]), []).append((number, read[start:]))
@@ -180,10 +180,7 @@ def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     tasks: Any = [*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()]
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or it forks this process to resample
     found: Any = simple_evaluate(
-        HarnessModel(saved),
-        tasks=tasks,
-        bootstrap_iters=RESAMPLES,
-        task_manager=manager,
+        HarnessModel(saved), tasks=tasks, bootstrap_iters=RESAMPLES, task_manager=manager
     )
     return {name: _read_scores(found, name, task) for name in found["results"]}
 

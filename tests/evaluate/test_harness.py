@@ -154,8 +154,10 @@ def test_what_the_model_cannot_answer_is_refused_in_one_line(tmp_path):
     model = harness.HarnessModel(load_run(save_untrained(tmp_path, "tokenizer=byte")))
     with refuses("lm_eval: no id for the end of text", 3):
         model.loglikelihood([request("", "a")])
-    with refuses("lm_eval: 17 tokens to score exceed the context of 16", 3):
+    with refuses("lm_eval: 17 tokens", 3):
         model.loglikelihood([request("a", "b" * 17)])
+    with refuses("lm_eval: has 0 tokens", 3):  # as one that is merged into its context
+        model.loglikelihood([request("a", "")])
     with refuses("lm_eval: 256 tokens to generate fill the context of 16"):
         model.generate_until([request("a", {"until": ["b"]})])
 
