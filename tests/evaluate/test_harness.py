@@ -5,6 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -31,6 +32,8 @@ from gptattn.attention.foreign import ForeignAttention
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.evaluate import harness
+from gptattn.evaluate.measure import measure
+from gptattn.runs.evaluation import Basis, Evaluation, TaskScores
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.weights.hugging_face import find_family, load_checkpoint
@@ -222,6 +225,27 @@ def test_scores_on_a_local_task_are_kept_item_by_item(lines, tmp_path, call):
     assert scores.errors["acc"] == pytest.approx(np.std(right, ddof=1) / len(right) ** 0.5)
     assert (scores.harness, scores.shots) == (version("lm_eval"), 0)
     assert f"acc {scores.values['acc']:.4f} ± {scores.errors['acc']:.4f}" in out
+
+
+def test_a_task_is_known_once_it_was_asked_by_this_name_of_this_harness(monkeypatch, tmp_path):
+    file = tmp_path / "told.yaml"
+    file.touch()
+    asked: list[str] = []
+
+    def score(saved: Any, task: str) -> dict[str, TaskScores]:
+        asked.append(task)
+        names = ("told", "tale") if task == "both" else ("told",)
+        return {name: TaskScores(task, version("lm_eval"), 0, "", {}, {}, {}) for name in names}
+
+    monkeypatch.setattr(harness, "score_tasks", score)
+    found = Evaluation(Basis("", "", "", "cpu"), 1, 16)
+    given: Any = None
+    for question in (str(file), str(file), "told", "told", "both", "tale", "both"):
+        found = measure(given, given, question, found)
+    assert asked == [str(file), str(file), "told", "both", "tale"]
+    old = msgspec.structs.replace(found.tasks["told"], harness="0.4.12")
+    measure(given, given, "both", msgspec.structs.replace(found, tasks={"told": old}))
+    assert asked[5:] == ["both"]
 
 
 @pytest.mark.slow  # the harness reads all of its 10,000 files
