@@ -8,10 +8,12 @@ import pytest
 from support import refuses, summary, train
 
 from gptattn.build.data import build_data
+from gptattn.errors import DataError
+from gptattn.evaluate import harness
 from gptattn.evaluate.measure import check_unchanged
-from gptattn.runs.evaluation import Evaluation
+from gptattn.runs.evaluation import Evaluation, TaskScores
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import load_run
+from gptattn.runs.load import SavedRun, load_run
 
 POSITIONS = {"gqa": "rope", "mha": "learned", "gated_deltanet": "none"}
 
@@ -78,6 +80,26 @@ def test_each_of_several_runs_answers_what_it_can(sweep, call):
         "mha": ([16], ["full", "int4"]),
         "gated_deltanet": ([16, 40], ["full"]),
     }
+
+
+def test_a_task_that_one_run_cannot_answer_is_scored_for_the_others(
+    sweep, tmp_path, call, monkeypatch
+):
+    def score(saved: SavedRun, task: str) -> dict[str, TaskScores]:
+        if saved.folder.name == "mha":
+            raise DataError("lm_eval", "a request is too long")
+        return {"told": TaskScores(task, "", 0, "", {"acc": 0.5}, {}, {})}
+
+    monkeypatch.setattr(harness, "score_tasks", score)
+    (task := tmp_path / "told.yaml").touch()
+    code, _, err = call("evaluate", f"run={sweep}", f"lm_eval=[{task}]")
+    assert (code, err) == (0, "left out mha: lm_eval: a request is too long\n")
+    assert [attn for attn in POSITIONS if (sweep / attn / "evaluation.json").exists()] == [
+        "gqa",
+        "gated_deltanet",
+    ]
+    code, _, err = call("evaluate", f"run={sweep / 'mha'}", f"lm_eval=[{task}]")
+    assert (code, err) == (3, "error: lm_eval: a request is too long\n")
 
 
 def test_what_is_of_other_weights_is_replaced(sweep, call):

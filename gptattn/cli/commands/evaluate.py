@@ -17,7 +17,7 @@ from gptattn.cli.arguments import PACKAGES, Count, option, parse, run_script
 from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, DataError
 from gptattn.evaluate.caches import CacheKind, parse_cache_kind
 from gptattn.evaluate.measure import begin_evaluation, check_question, check_unchanged, measure
 from gptattn.machine.device import resolve_device, set_threads
@@ -57,9 +57,8 @@ class Arguments:
 def evaluate(arguments: Sequence[str]) -> None:
     """Measure every finished run below run=FOLDER; print the results, and write them.
 
-    Of several runs, those that do not support a length or a cache are left out for it, with a line
-    that says why. Raises a UserError for a run that cannot be read, and if nothing could be
-    measured.
+    Of several runs, those that cannot answer a question are left out for it, with a line that says
+    why. Raises a UserError for a run that cannot be read, and if nothing could be measured.
     """
     args = parse(Arguments, arguments)
     # `full` is the first, with which the others are compared.
@@ -100,12 +99,18 @@ def evaluate(arguments: Sequence[str]) -> None:
         if run.evaluation is None:
             refuse_taken(run.folder, "run", EVALUATION)
         check_unchanged(saved, data, run.data["text_sha256"], run.steps)
-        measured = True
         saved.model.to(device)
         print(f"{run.folder}: {cfg.variant}, trained at {cfg.model.context_length} tokens")
         found = begin_evaluation(saved, data, run.evaluation)
         for question in possible:
-            known, found = found, measure(saved, data, question, found)
+            try:
+                known, found = found, measure(saved, data, question, found)
+            except (ConfigError, DataError) as error:  # of a task
+                if len(runs) == 1:
+                    raise
+                refused.setdefault(str(error), []).append(run.folder.name)
+                continue
+            measured = True
             if found is not known:
                 RunFolder(run.folder).write_evaluation(found)
             before = "  (as before)" if found is known else ""
