@@ -2,7 +2,7 @@
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.differences import listed
-from gptattn.compare.statistics import ALPHA, RESOLUTION, stein_seeds
+from gptattn.compare.statistics import ALPHA, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SLICE, SPEED_RATIO
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
