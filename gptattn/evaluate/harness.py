@@ -164,16 +164,20 @@ def lm_eval_model(run: SavedRun | str | Path) -> HarnessModel:
 find_tasks = cache(lambda named: TaskManager(include_defaults=named))  # reads 10,000 files
 
 
+def check_task(task: str) -> None:
+    """Raise ConfigError for what is neither the name of a task nor a file."""
+    if not Path(task).is_file() and task not in find_tasks(True).all_tasks:
+        what = f"{task!r} is neither a task of lm_eval {__version__} nor a YAML file"
+        raise ConfigError("lm_eval", f"{what}; list the tasks with: lm-eval ls tasks")
+
+
 def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     """Return the scores on a task, or on each task of a group, by name.
 
-    Raises ConfigError for an unknown task, DataError if its data set cannot be read.
+    Raises DataError if its file or its data set cannot be read.
     """
     named = not Path(task).is_file()
     manager = find_tasks(named)
-    if named and task not in manager.all_tasks:
-        what = f"{task!r} is neither a task of lm_eval {__version__} nor a YAML file"
-        raise ConfigError("lm_eval", f"{what}; list the tasks with: lm-eval ls tasks")
     advice = "without a network, download it elsewhere and copy ~/.cache/huggingface (HF_HOME)"
     with name_errors(DataError, "lm_eval", f"the data set of {task}", advice):
         loaded = manager.load(task)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support import refuses, summary, train
@@ -100,6 +101,13 @@ def test_a_task_that_one_run_cannot_answer_is_scored_for_the_others(
     ]
     code, _, err = call("evaluate", f"run={sweep / 'mha'}", f"lm_eval=[{task}]")
     assert (code, err) == (3, "error: lm_eval: a request is too long\n")
+
+
+def test_a_task_that_is_unknown_is_refused_before_anything_is_measured(sweep, call, monkeypatch):
+    monkeypatch.setattr(harness, "find_tasks", lambda _: SimpleNamespace(all_tasks=["told"]))
+    code, out, err = call("evaluate", f"run={sweep}", "lengths=[4]", "lm_eval=[told,tlod]")
+    assert (code, out) == (2, "")
+    assert "lm_eval: 'tlod' is neither a task" in err
 
 
 def test_what_is_of_other_weights_is_replaced(sweep, call):

@@ -65,6 +65,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
     asked: list[int | CacheKind | str] = [*sorted(args.lengths), *args.lm_eval]
     asked += map(parse_cache_kind, kinds)
+    if args.lm_eval:  # the extra lm-eval, which takes seconds
+        from gptattn.evaluate.harness import check_task
+
+        for task in args.lm_eval:
+            check_task(task)
     device = resolve_device(args.device, "device")
     runs, skipped = read_runs(args.run)
     for line in skipped:
