@@ -178,8 +178,8 @@ def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     """
     named = not Path(task).is_file()
     manager = find_tasks(named)
-    advice = "without a network, download it elsewhere and copy ~/.cache/huggingface (HF_HOME)"
-    with name_errors(DataError, "lm_eval", f"the data set of {task}", advice):
+    advice = "without a network, download its data elsewhere, copy ~/.cache/huggingface (HF_HOME)"
+    with name_errors(DataError, "lm_eval", task, advice if named else "check the file"):
         loaded = manager.load(task)
     tasks: Any = [*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()]
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or it forks this process to resample

@@ -248,6 +248,13 @@ def test_a_task_is_known_once_it_was_asked_by_this_name_of_this_harness(monkeypa
     assert asked[5:] == ["both"]
 
 
+def test_a_damaged_file_of_a_task_is_one_line(tmp_path):
+    saved = load_run(save_untrained(tmp_path, "tokenizer=byte"))
+    (file := tmp_path / "told.yaml").write_text("task: told\n  dataset_path: [\n")
+    with refuses("lm_eval: check the file", 3):
+        harness.score_tasks(saved, str(file))
+
+
 @pytest.mark.slow  # the harness reads all of its 10,000 files
 def test_a_task_that_is_unknown_or_has_no_data_is_one_line(tmp_path, monkeypatch):
     saved = load_run(save_untrained(tmp_path, "tokenizer=byte"))
