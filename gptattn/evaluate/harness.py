@@ -32,6 +32,8 @@ except ImportError as error:
     raise ConfigError("lm_eval", f"{error}; run pip install 'gptattn[lm-eval]'") from None
 
 TOKENS_AT_A_TIME = 2**13  # in one pass through the model, and in its cache
+# Of a task's generation_kwargs; of others, as top_p and num_beams, 1 changes nothing.
+FOLLOWED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k"}
 RESAMPLES = 1_000  # for standard errors without a formula; the harness takes 100,000
 
 # A context, and its continuations with the numbers of their requests.
@@ -130,7 +132,10 @@ class HarnessModel(TemplateLM):
             if room < 1:
                 what = f"{asked['max_gen_toks']} tokens to generate fill the context"
                 raise ConfigError("lm_eval", f"{what} of {self.max_length}; leave the task out")
-            sampling = Sampling(asked["temperature"] if asked["do_sample"] else 0.0)
+            if odd := [name for name, x in asked.items() if name not in FOLLOWED and x != 1]:
+                raise ConfigError("lm_eval", f"{odd[0]} is not supported; leave the task out")
+            temperature = asked.get("temperature", 1.0) if asked["do_sample"] else 0.0
+            sampling = Sampling(temperature, asked.get("top_k") or None)
             read = [torch.tensor((ids or [self.prefix_token_id])[-room:]) for ids, _ in batch]
             ids, padding = (x.to(self.device) for x in pad_left(read))
             sizes = {"padding": padding, "vocab_size": self.own_tokenizer.vocab_size}

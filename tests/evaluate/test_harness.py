@@ -165,6 +165,22 @@ def test_what_the_model_cannot_answer_is_refused_in_one_line(tmp_path):
         model.generate_until([request("a", {"until": ["b"]})])
 
 
+def test_text_is_drawn_as_the_task_says_or_refused(tmp_path):
+    model = harness.HarnessModel(load_run(save_untrained(tmp_path, "tokenizer=byte")))
+    given = {"until": [], "max_gen_toks": 9}
+    drawn = {"do_sample": True, "top_p": 1.0}
+
+    def generate(**more: Any) -> str:
+        return model.generate_until([request("Line", given | more)])[0]
+
+    assert generate(**drawn, top_k=1) == generate(num_beams=1) == generate()
+    assert len({generate(**drawn) for _ in range(3)}) > 1
+    with refuses("lm_eval: top_p"):
+        generate(do_sample=True, top_p=0.95)
+    with refuses("lm_eval: num_beams"):
+        generate(num_beams=10)
+
+
 ITEMS = [
     {
         "question": f"Line {i:03d}: naïve",
