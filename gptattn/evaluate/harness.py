@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,9 @@ class HarnessModel(TemplateLM):
         waiting = sorted(groups.items(), key=_count_tokens, reverse=True)
         found: dict[int, tuple[float, bool]] = {}
         while waiting:
-            each = _count_tokens(waiting[0]) * len(waiting[0][1])
-            count = max(1, TOKENS_AT_A_TIME // each)
+            most = TOKENS_AT_A_TIME // _count_tokens(waiting[0])
+            rows = accumulate(len(asked) for _, asked in waiting)
+            count = max(1, len([*takewhile(most.__ge__, rows)]))
             found |= self._score(waiting[:count])
             waiting = waiting[count:]
         return [found[number] for number in range(len(requests))]

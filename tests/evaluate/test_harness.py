@@ -151,6 +151,10 @@ def test_a_context_is_read_once_for_all_its_continuations_and_the_longest_first(
     alone = model.loglikelihood([request("a" * n, " b") for n in (3, 60, 30)])
     assert read == [(1, 61), (2, 31)]
     assert [x for x, _ in alone] == pytest.approx([x for x, _ in found], abs=1e-5)
+    # Four rows of 16 tokens fit, so the eight continuations of the next context wait.
+    read.clear()
+    model.loglikelihood([request("a" * 15, "b"), *(request("aa", c) for c in "abcdefgh")])
+    assert read == [(1, 15), (1, 1), (8, 1)]
 
 
 def test_what_the_model_cannot_answer_is_refused_in_one_line(tmp_path):
