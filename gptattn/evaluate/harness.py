@@ -212,6 +212,7 @@ def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
         # A perplexity is no mean over items.
         if own.size and own.ndim == 1 and own.dtype.kind in "bif" and np.isclose(own.mean(), value):
             items[shown] = own.astype(float).tolist()
-    hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in samples)
+    hashed = samples or [one for each in found["samples"].values() for one in each]  # of a group
+    hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in hashed)
     digest, shots = hashlib.sha256(hashes.encode()).hexdigest()[:16], found["n-shot"].get(task)
     return TaskScores(asked, __version__, shots, digest, values, errors, items)

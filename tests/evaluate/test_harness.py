@@ -15,6 +15,7 @@ from llamas import shake
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
 from support import bpe, refuses, save_untrained, train
 from tokenizers import decoders
 from torch import Tensor, nn
@@ -245,6 +246,22 @@ def test_scores_on_a_local_task_are_kept_item_by_item(lines, tmp_path, call):
     assert scores.errors["acc"] == pytest.approx(np.std(right, ddof=1) / len(right) ** 0.5)
     assert (scores.harness, scores.shots) == (version("lm_eval"), 0)
     assert f"acc {scores.values['acc']:.4f} ± {scores.errors['acc']:.4f}" in out
+
+
+def test_a_group_has_the_digest_of_its_members_items(lines, tmp_path, monkeypatch):
+    own = {"include_path": tmp_path, "include_defaults": False}
+    monkeypatch.setattr(harness, "find_tasks", lambda _: TaskManager(**own))
+    task = yaml.safe_load(lines.read_text())
+    mean = [{"metric": "acc", "aggregation": "mean", "weight_by_size": True}]
+    group = {"group": "both", "task": ["lines"], "aggregate_metric_list": mean}
+    (tmp_path / "both.yaml").write_text(yaml.safe_dump(group))
+    saved = load_run(save_untrained(tmp_path, "tokenizer=byte", "model.context_length=48"))
+    found = harness.score_tasks(saved, "both")
+    assert found["both"].values == {"acc": found["lines"].values["acc"]}
+    assert found["both"].digest == found["lines"].digest
+    task["doc_to_text"] = "{{question}}."
+    lines.write_text(yaml.safe_dump(task))
+    assert harness.score_tasks(saved, "both")["both"].digest != found["both"].digest
 
 
 def test_a_task_is_known_once_it_was_asked_by_this_name_of_this_harness(monkeypatch, tmp_path):
