@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from gptattn.data.hub import local_folder
+from gptattn.data.hub import local_folder, name_errors
 from gptattn.data.tokenizer import FOLDER, Ids, Tokenizer, id_type, utf8
 from gptattn.errors import ConfigError, DataError
 
@@ -44,6 +44,7 @@ class HuggingFaceTokenizer(Tokenizer):
         # A text can be cut before a space if no token goes on there, and none begins a text anew.
         whole, a, b = (self.encode(text, "data").tolist() for text in ("a b", "a", " b"))
         across = any(re.search(rb"\S ", token) for token in self._bytes)
+        across |= any(one.rstrip for one in self._library.get_added_tokens_decoder().values())
         self._safe_cut = BEFORE_SPACE if whole == a + b and not across else NOWHERE
         self._end = end_of_text or next((end for end in ENDS if end in self._ids), None)
         self.end_of_text = self._ids.get(self._end or "")
@@ -53,12 +54,13 @@ class HuggingFaceTokenizer(Tokenizer):
     def _take(self, text: str) -> None:
         self._text, self._sha256 = text, hashlib.sha256(text.encode()).hexdigest()
         node = json.loads(text)
-        model, added = node["model"], node["added_tokens"]
+        model, added = node["model"], node.setdefault("added_tokens", [])
         node |= dict.fromkeys(("truncation", "padding", "post_processor"))
         byte_level = '"ByteLevel"' in json.dumps(node | {"model": None})
         model |= {"dropout": None} if "dropout" in model else {}
         text, hidden = json.dumps(node), {}
-        if not self._parse_special and "merges" not in model:  # such a model finds any token
+        finds_any = "merges" not in model or model.get("ignore_merges")  # of the vocabulary
+        if finds_any and not self._parse_special:
             hidden = {HIDDEN + one["content"]: one["content"] for one in added if one["special"]}
         for name, token in hidden.items():
             text = text.replace(json.dumps(token), json.dumps(name))
@@ -85,11 +87,8 @@ class HuggingFaceTokenizer(Tokenizer):
         if file is None:
             wanted = "give a folder that has it, or hf:owner/name"
             raise DataError("tokenizer.path", f"{folder} has no {FILE}; {wanted}")
-        try:
+        with name_errors(DataError, "tokenizer.path", str(file), "give another"):
             self._take(file.read_text(encoding="utf-8"))
-        except Exception as error:  # the library raises its errors as this class
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
         self._check_hash(str(folder))
 
     def _check_hash(self, where: str) -> None:
@@ -99,14 +98,11 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode(self, text: str, field: str) -> Ids:
         utf8(text, field)
-        (ids,) = self.encode_batch([text])
-        return ids
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-        try:
+        with name_errors(DataError, "tokenizer.path", "a text that lacks an id", "give another"):
             encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:
-            raise DataError("tokenizer.path", f"lacks an id ({error}); give another") from None
         return [np.array(piece.ids, dtype=id_type(self.vocab_size)) for piece in encoded]
 
     def cut(self, texts: Iterable[str]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def _import_extra(library: str, field: str, where: str) -> ModuleType:
 
 @contextlib.contextmanager
 def name_errors(kind: type[UserError], field: str, where: str, advice: str) -> Iterator[None]:
-    """Turn any error of the hub's libraries and of their transport into one of this kind.
+    """Turn any error of the libraries and of their transport into one of this kind.
 
     What the disk refuses is raised as it is.
     """

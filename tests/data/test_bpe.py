@@ -104,9 +104,9 @@ def test_settings_make_the_same_tokenizer_and_no_other(tmp_path):
     ("vocabulary", "split", "said"),
     [
         ({}, BYTES, ""),  # cut short
-        ({"a": 0, "b": 1}, WORDS, "it is not a byte-level BPE"),
-        ({"a": 0, "b": 2}, BYTES, "the ids of its 2 tokens"),
-        ({"a": 0, "b": 1}, BYTES, "it has no token for 254"),
+        ({"a": 0, "b": 1}, WORDS, "ValueError: it is not a byte-level BPE"),
+        ({"a": 0, "b": 2}, BYTES, "ValueError: the ids of its 2 tokens"),
+        ({"a": 0, "b": 1}, BYTES, "ValueError: it has no token for 254"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said, tmp_path):
@@ -114,7 +114,7 @@ def test_a_file_that_cannot_be_used_is_named_in_one_line(vocabulary, split, said
     library.pre_tokenizer = split
     file = tmp_path / "tokenizer.json"
     file.write_text(library.to_str() if vocabulary else library.to_str()[:99])
-    with refuses(f"tokenizer.path: {file} cannot be used ({said}", 3):
+    with refuses(f"tokenizer.path: {file} cannot be read ({said}", 3):
         ByteLevelBPE(str(tmp_path))
 
 
