@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gptattn.data.hub import name_errors
 from gptattn.data.run_data import Request
 from gptattn.data.text import find_files, find_sides
 from gptattn.data.tokenizer import FOLDER, Ids, id_type
@@ -91,9 +92,8 @@ class BinFiles(TokenSource):
         else:
             to_train_on -= max(1, round(to_train_on * request.val_fraction))
         tokenizer, highest, digests = request.tokenizer, 0, []
-        with show_progress(
-            f"data: reading {self.name}", sum(ids.nbytes for ids in found)
-        ) as advance:
+        nbytes = sum(ids.nbytes for ids in found)
+        with show_progress(f"data: reading {self.name}", nbytes) as advance:
             for ids in found:
                 digest = hashlib.sha256()
                 for start in range(0, len(ids), PIECE_TOKENS):
@@ -109,7 +109,8 @@ class BinFiles(TokenSource):
         if not tokenizer.ready or highest >= tokenizer.vocab_size:
             raise ConfigError(
                 "tokenizer",
-                f"did not make the ids up to {highest:,}; give the one that did, such as "
+                f"did not make the ids up to {highest:,} (read as {bits}-bit ids by the size of its "
+                "vocabulary, unless a header says otherwise); give the one that did, such as "
                 "tokenizer=gpt2 tokenizer.path=FOLDER, or without its files tokenizer=none "
                 f"tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
             )
@@ -122,17 +123,15 @@ def read_ids(path: Path, field: str, bits: int) -> Ids:
 
     `bits`: without a header. Raises DataError, naming `field`, for what cannot be a file of ids.
     """
-    try:
+    needed = f"give ids as numpy's ids.astype('uint{bits}').tofile(FILE) writes them"
+    with name_errors(DataError, field, f"{path}, as {bits}-bit ids,", needed):
         with path.open("rb") as file:
             head = file.read(256)
         for start, what in OTHERS.items():
             if re.match(start, head, re.DOTALL):
-                needed = f"give ids as numpy's ids.astype('uint{bits}').tofile(FILE) writes them"
                 raise DataError(field, f"{path} is {what}, not ids of {bits} bits; {needed}")
         own = MAGIC.get(head[:4])
-        ids = map_ids(path, own or bits)
-    except (OSError, ValueError) as error:  # a number of bytes that ids cannot have
-        raise DataError(field, f"{path} holds no {bits}-bit ids ({error})") from None
+        ids = map_ids(path, own or bits)  # refuses a number of bytes that ids cannot have
     if own is None:
         return ids
     ids = ids[HEADER * 8 // own :]
@@ -149,4 +148,4 @@ def choose_tokenizer(index: Index, root: Path) -> str:
     choice = "gpt2" if index.choice == "bpe" else index.choice
     own = {key: index.settings.get(key) for key in ("end_of_text", "parse_special")}
     more = [f"tokenizer.{key}={json.dumps(value)}" for key, value in own.items() if value]
-    return " ".join([f"tokenizer={choice} tokenizer.path={root}", *map(shlex.quote, more)])
+    return shlex.join([f"tokenizer={choice}", f"tokenizer.path={root}", *more])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from loading import load, read_sides, request
 from support import TEXT, TRICKY, command, losses, refuses, run_folders, series, tiny
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as split
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -122,6 +122,34 @@ def test_special_tokens_in_a_text_stay_text_unless_asked(kind, tmp_path):
     assert asked.fingerprint() != ours.fingerprint()
 
 
+def test_a_special_token_of_the_vocabulary_stays_text_also_where_merges_are_ignored(tmp_path):
+    node = json.loads(make("qwen"))
+    node["model"] |= {"ignore_merges": True}
+    text = "The EOT end. EOT"
+    plain = HuggingFaceTokenizer(save(tmp_path / "a", json.dumps(node))).encode(text, "x")
+    node["model"]["vocab"]["EOT"] = new = len(node["model"]["vocab"]) + 9
+    node["added_tokens"].append(node["added_tokens"][0] | {"id": new, "content": "EOT"})
+    file = save(tmp_path / "b", json.dumps(node))
+    assert HuggingFaceTokenizer(file).encode("EOT" + text, "x").tolist()[-len(plain) :] == [*plain]
+    assert new not in HuggingFaceTokenizer(file).encode("EOT", "x")
+    assert new in HuggingFaceTokenizer(file, parse_special=True).encode("EOT", "x")
+
+
+def test_a_token_that_takes_the_spaces_after_it_is_not_cut_from_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(hf_tokenizer, "PIECE_CHARS", 1)
+    library = Tokenizer.from_str(make("qwen"))
+    library.add_tokens([AddedToken("<tool>", rstrip=True)])
+    ours = HuggingFaceTokenizer(save(tmp_path, library.to_str()))
+    found = np.concatenate(ours.encode_batch(list(ours.cut(["The <tool>  end."]))))
+    assert found.tolist() == library.encode("The <tool>  end.", add_special_tokens=False).ids
+
+
+def test_a_file_without_added_tokens_is_read(tmp_path):
+    node = json.loads(make("qwen"))
+    del node["added_tokens"]
+    assert HuggingFaceTokenizer(save(tmp_path, json.dumps(node))).end_of_text is not None
+
+
 def test_a_token_ends_texts_by_its_name_or_as_the_file_says(tmp_path):
     text = make("qwen")
     library = Tokenizer.from_str(text)
@@ -171,14 +199,14 @@ def test_a_large_vocabulary_has_32_bits_per_id_on_the_disk_and_a_small_one_16(la
     source, ours = PlainText([TEXT, TEXT[:99]]), HuggingFaceTokenizer(large)
     sides = [*read_sides(load(source, tmp_path / "bytes"))]
     for bits, tokenizer in ((32, ours), (16, HuggingFaceTokenizer(save(tmp_path, make("qwen"))))):
-        to = tmp_path / str(bits)
+        to = tmp_path / f"{bits} bits"
         make_tokens(source, to, request(tmp_path, tokenizer, tokenizer_name="hf"))
         data = load(BinFiles(str(to)), tmp_path / "b", tokenizer, mask_documents=True)
         assert [side.replace(END, "\n\n") for side in read_sides(data)] == sides
         assert (data.train.max() > 65_535) == (bits == 32)
         assert data.train.nbytes == len(data.train) * bits // 8
         assert ('"id_bits"' in (to / INDEX).read_text()) == (bits == 32)
-        with refuses(f"tokenizer: tokenizer=hf tokenizer.path={to}"):
+        with refuses(f"tokenizer: tokenizer=hf 'tokenizer.path={to}'"):
             load(BinFiles(str(to)), tmp_path / "b")
         (to / TOKENS).write_bytes((to / TOKENS).read_bytes()[:-2])
         with refuses("data.path: damaged", 3):
@@ -196,10 +224,10 @@ def test_files_of_32_bit_ids_are_read_with_and_without_a_header(tmp_path):
     for file in (plain, shard):
         data = load(BinFiles(str(file)), tmp_path / "c", TaskIds(128_256))
         assert [*data.train, *data.val[1:]] == ids.tolist()
-    with refuses("tokenizer: 128,255"):
+    with refuses("tokenizer: 128,255 (read as 32-bit ids"):
         load(BinFiles(str(plain)), tmp_path / "c", TaskIds(128_255))
     plain.write_bytes(ids.tobytes()[:-2])
-    with refuses("data.path: no 32-bit ids", 3):
+    with refuses("data.path: as 32-bit ids", 3):
         load(BinFiles(str(plain)), tmp_path / "c", TaskIds(128_256))
 
 
