@@ -5,7 +5,6 @@ go to evaluation.json in each run's folder, and are not measured again for the s
 and code.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from gptattn.build.data import build_data
 from gptattn.cli.arguments import PACKAGES, Count, option, parse, run_script
 from gptattn.compare.finished_runs import one_line, read_runs
-from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError, DataError
 from gptattn.evaluate.caches import CacheKind, parse_cache_kind
@@ -25,7 +23,6 @@ from gptattn.machine.disk import refuse_taken
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import EVALUATION, RunFolder
 from gptattn.runs.load import load_run
-from gptattn.settings.budget import limit_validation
 from gptattn.settings.config import Accelerator, Threads
 
 
@@ -75,18 +72,11 @@ def evaluate(arguments: Sequence[str]) -> None:
     for line in skipped:
         print(f"skipped: {line}", file=sys.stderr)
     set_threads(args.threads)
-    texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
     refused: dict[str, list[str]] = {}  # reason -> runs
     measured = False
     for run in runs:
         saved = load_run(run.folder, args.allow_targets)
-        cfg, tokenizer = saved.cfg, saved.tokenizer
-        held_out = cfg.validation.fraction, limit_validation(cfg)
-        made_of = [cfg.data, tokenizer.fingerprint(), *held_out, cfg.cache_dir]
-        key = json.dumps(made_of, sort_keys=True)
-        if key not in texts:
-            texts[key] = build_data(cfg, tokenizer)
-        data = texts[key]
+        cfg, data = saved.cfg, build_data(saved.cfg, saved.tokenizer)
         possible: list[int | CacheKind | str] = []
         for question in asked or [cfg.model.context_length]:
             try:
