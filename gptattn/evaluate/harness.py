@@ -197,22 +197,20 @@ def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
 
 def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
     """Return a task's scores from what `simple_evaluate` returns."""
-    samples = found["samples"].get(task, [])
-    values: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    items: dict[str, list[float]] = {}
+    samples, shots = found["samples"].get(task, []), found["n-shot"].get(task)
+    hashed = samples or [one for each in found["samples"].values() for one in each]  # of a group
+    hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in hashed)
+    digest = hashlib.sha256(hashes.encode()).hexdigest()[:16]
+    scores = TaskScores(asked, __version__, shots, digest, {}, {}, {})
     for key, value in found["results"][task].items():
         metric, comma, way = key.partition(",")
         if not comma or not isinstance(value, float) or not np.isfinite(value):
             continue
         plain = metric.removesuffix("_stderr")
         shown = plain if way == "none" else f"{plain},{way}"  # how answers were filtered
-        (values if plain == metric else errors)[shown] = float(value)
+        (scores.values if plain == metric else scores.errors)[shown] = float(value)
         own = np.array([one[metric] for one in samples if one["filter"] == way and metric in one])
         # A perplexity is no mean over items.
         if own.size and own.ndim == 1 and own.dtype.kind in "bif" and np.isclose(own.mean(), value):
-            items[shown] = own.astype(float).tolist()
-    hashed = samples or [one for each in found["samples"].values() for one in each]  # of a group
-    hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in hashed)
-    digest, shots = hashlib.sha256(hashes.encode()).hexdigest()[:16], found["n-shot"].get(task)
-    return TaskScores(asked, __version__, shots, digest, values, errors, items)
+            scores.items[shown] = own.astype(float).tolist()
+    return scores
