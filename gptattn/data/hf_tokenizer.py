@@ -85,8 +85,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _read(self, folder: Path) -> None:
         file = find_file(folder)
         if file is None:
-            wanted = "give a folder that has it, or hf:owner/name"
-            raise DataError("tokenizer.path", f"{folder} has no {FILE}; {wanted}")
+            raise DataError("tokenizer.path", f"{folder} has no {FILE}; give one that has it")
         with name_errors(DataError, "tokenizer.path", str(file), "give another"):
             self._take(file.read_text(encoding="utf-8"))
         self._check_hash(str(folder))
