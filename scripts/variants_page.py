@@ -149,7 +149,7 @@ def draw(choice: Choice, steps: int) -> Path | None:
         return None
     ids = encode_prompt(run.tokenizer, TEXT)
     w_HTS = run.model.attention_weights(torch.tensor(ids)[None].long())[-1][0]
-    labels = label_tokens(run.tokenizer, ids, TEXT)
+    labels = label_tokens(run.tokenizer, ids)
     titles = [f"head {h}" for h in range(len(w_HTS))]
     png = draw_layer(w_HTS.double().numpy(), labels, titles, f"{choice.name}, layer {layers[-1]}")
     path = PICTURES / f"{choice.key}.png"
