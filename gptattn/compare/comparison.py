@@ -13,9 +13,9 @@ from pandas import DataFrame
 from gptattn.compare import statistics
 from gptattn.compare.differences import differences_in_provenance, differences_in_settings
 from gptattn.compare.finished_runs import Run, without_replaced
-from gptattn.compare.rows import Groups, comparable_sets, group_runs, rates_differ
+from gptattn.compare.rows import Groups, comparable_sets, group_runs, pairs_of_parts, rates_differ
 from gptattn.compare.speeds import compare_speeds
-from gptattn.compare.statistics import Difference, Estimate, compare_family
+from gptattn.compare.statistics import Difference, Estimate, compare_family, compare_sums
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import (
     ACCURACY,
@@ -75,6 +75,7 @@ class Section:
     rows: list[Row]  # the baseline first, the others by loss
     leader: str | None  # the row with the lowest mean loss; None with one row
     rivals: list[Difference]  # of each other row to the leader
+    interactions: list[Difference]  # of two parts: both, beyond the sum of each alone
     alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
     notes: list[str]  # on its speeds, and on figures that are missing
@@ -120,7 +121,13 @@ class Comparison:
             *("baseline", "paired n", "difference", "difference low", "difference high"),
             *("p", "comparisons", "seeds needed", "pareto"),
         ]
-        table = DataFrame([_table_row(section, row) for section, row in rows], columns=columns)
+        lines = [_table_row(section, row) for section, row in rows]
+        lines += [
+            {"section": section.title, "variant": d.variant, "baseline": d.baseline, **_figures(d)}
+            for section in self.sections
+            for d in section.interactions
+        ]
+        table = DataFrame(lines, columns=columns)
         return table.astype(dict.fromkeys(("paired n", "comparisons", "seeds needed"), "Int64"))
 
 
@@ -133,15 +140,19 @@ def _table_row(section: Section, row: Row) -> dict[str, Any]:
         "baseline": section.baseline,
         "pareto": " ".join(row.fronts),
     }
-    figures: dict[str, Estimate | Difference] = {**row.metrics}
-    if (d := row.difference) is not None:
-        figures["difference"] = d
-        line |= {"paired n": d.n, "p": d.p, "comparisons": d.comparisons}
-        line["seeds needed"] = d.seeds_needed
-    for name, figure in figures.items():
-        low, high = figure.interval or (None, None)
-        line |= {name: figure.mean, f"{name} low": low, f"{name} high": high}
-    return line
+    for name, figure in row.metrics.items():
+        line |= _with_interval(name, figure)
+    return line if row.difference is None else line | _figures(row.difference)
+
+
+def _figures(d: Difference) -> dict[str, Any]:
+    figures = {"paired n": d.n, "p": d.p, "comparisons": d.comparisons}
+    return _with_interval("difference", d) | figures | {"seeds needed": d.seeds_needed}
+
+
+def _with_interval(name: str, figure: Estimate | Difference) -> dict[str, Any]:
+    low, high = figure.interval or (None, None)
+    return {name: figure.mean, f"{name} low": low, f"{name} high": high}
 
 
 def compare(
@@ -286,6 +297,7 @@ def make_section(
         rows,
         leader if others else None,
         rivals,
+        compare_sums(pairs_of_parts(groups)),
         [row.name for row in rows if row.name not in {leader, *distinct}],
         [*warnings],
         notes,

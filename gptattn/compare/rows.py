@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 from pandas import DataFrame, Series
@@ -218,6 +219,34 @@ def _tabulate(runs: Sequence[Run]) -> DataFrame:
         | {"data.sha256": run.data.get("text_sha256", "")}
         for run in runs
     ).fillna(UNSET)
+
+
+def pairs_of_parts(groups: Groups) -> list[tuple[str, list[list[Run]]]]:
+    """Return `gate with xsa`, and the rows without both, with each and with both, of each pair.
+
+    The four rows differ in these parts alone, besides what `tune` and `match` chose.
+    """
+    firsts = [own[0] for own in groups.values()]
+    chosen = {RATE} if rates_are_chosen(firsts) else set[str]()
+    rows = dict[tuple[frozenset[Any], frozenset[Any]], list[Run]]()
+    for own, run in zip(groups.values(), firsts, strict=True):
+        free = chosen | ({WIDTH} if run.match else set())
+        parts = dict[str, set[Any]]()
+        for key, value in run.settings.items():
+            if _is_below(key, "part"):
+                parts.setdefault(key.split(".")[1], set()).add((key, value))
+        others = (one for one in run.settings.items() if not _is_below(one[0], "part"))
+        rest = frozenset(one for one in others if one[0] not in free)
+        rows[rest, frozenset((name, frozenset(own)) for name, own in parts.items())] = own
+    found = list[tuple[str, list[list[Run]]]]()
+    for rest, parts in rows:
+        for a, b in combinations(sorted(parts, key=str), 2):
+            four = [(rest, parts - less) for less in ({a, b}, {b}, {a}, set[Any]())]
+            if all(one in rows for one in four):
+                beside = ",".join(sorted(name for name, _ in parts - {a, b}))
+                name = f"{a[0]} with {b[0]}{beside and f' beside {beside}'}"
+                found.append((name, [rows[one] for one in four]))
+    return found
 
 
 def _number_rows(runs: Sequence[Run], *but: str) -> Series:

@@ -14,7 +14,7 @@ line should be reported before that.
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -227,6 +227,23 @@ def compare_family(
     family = {name: pair for name, pair in family.items() if pair.values.size}
     m = comparisons or sum(pair.values.shape[1] > 1 for pair in family.values())
     return {name: _difference(name, reference, pair, m) for name, pair in family.items()}
+
+
+def compare_sums(sums: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -> list[Difference]:
+    """Return what the last of each four groups has beyond the sum: (d - a) - (b - a) - (c - a).
+
+    Groups are a, b, c and d, paired by seed; those without a common seed are left out. The
+    correction is over those with two or more.
+    """
+    family = [(name, pair_by_seed(groups)) for name, groups in sums]
+    family = [(name, pair) for name, pair in family if pair.values.size]
+    m = sum(pair.values.shape[1] > 1 for _, pair in family)
+    found = []
+    for name, pair in family:
+        plain, one, other, both = pair.values
+        values = np.stack([one + other - plain, both])
+        found.append(_difference(name, "the sum of both", replace(pair, values=values), m))
+    return found
 
 
 def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:

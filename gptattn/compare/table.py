@@ -144,6 +144,9 @@ def report_rows(section: Section) -> list[list[str]]:
         loss = [mean_cell(row.metrics[LOSS]), *difference_cells(row.difference)]
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
         cells.append([row.name, str(row.n), *lr, *loss, *means])
+    for d in section.interactions:
+        start = [f"{d.variant}, beyond the sum", str(d.n), *[""] * rates, MISSING]
+        cells.append([*start, *difference_cells(d), *[MISSING] * len(columns)])
     return cells
 
 
@@ -185,6 +188,8 @@ def section_table(section: Section, title: str = "") -> Table:
         "means over seeds; val loss ± half of its 95% confidence interval; "
         f"vs {section.baseline}: paired difference by seed{corrected}"
     )
+    if section.interactions:
+        caption += "; beyond the sum: paired too, corrected for the number of such rows"
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
     notes += [*verdicts.length_notes(section), *section.notes]
     cells = report_rows(section)

@@ -2,7 +2,7 @@
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.differences import listed
-from gptattn.compare.statistics import ALPHA, stein_seeds
+from gptattn.compare.statistics import ALPHA, Difference, stein_seeds
 from gptattn.runs.metrics import CACHE, FLOPS, PARAMS, SLICE, SPEED_RATIO
 
 EXACT_COSTS = {CACHE: "cache", PARAMS: "parameters", FLOPS: "FLOPs per token"}
@@ -53,7 +53,19 @@ def section_words(section: Section) -> list[str]:
         if (ratio := row.metrics.get(SPEED_RATIO)) is not None and ratio.interval is not None:
             parts.append(speed_words(ratio.mean, *ratio.interval))
         sentences.append(f"{'; '.join(parts)}.")
+    sentences += [interaction_words(d) for d in section.interactions]
     return [*sentences, best_words(section)]
+
+
+def interaction_words(d: Difference) -> str:
+    """Say what two parts have together beyond the sum of what each has alone."""
+    start = f"{d.variant}: {signed(d.mean)} nats beyond the sum of both"
+    if d.interval is None or d.p is None:
+        return f"{start}, without a spread over seeds (n = {d.n})."
+    low, high = d.interval
+    what = "they do not add up" if d.shown else "no interaction can be shown"
+    interval = f"95% interval {signed(low)} to {signed(high)}; n = {d.n}, {p_value(d.p)}"
+    return f"{start} ({interval}): {what}."
 
 
 def difference_words(row: Row, baseline: Row) -> str:
