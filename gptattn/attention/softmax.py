@@ -165,6 +165,8 @@ class SoftmaxAttention(Attention):
             q_BHTD, k_BGTD, v_BGTD = part.heads(q_BHTD, k_BGTD, v_BGTD, shared)
         if self.position is not None:
             q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, shared.positions)
+        for part in self._parts:
+            q_BHTD, k_BGTD = part.rotated(q_BHTD, k_BGTD)
         return q_BHTD, k_BGTD, v_BGTD
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
@@ -282,7 +284,7 @@ class SoftmaxAttention(Attention):
 
     def takes(self, part: type[Part]) -> bool:
         """Return whether parts of this kind can act in it."""
-        return self.keeps_heads or part.heads is Part.heads
+        return self.keeps_heads or (part.heads is Part.heads and part.rotated is Part.rotated)
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.

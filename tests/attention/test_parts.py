@@ -15,7 +15,11 @@ from gptattn.model.cost import measure_cost
 B, T, E, H, G, D = 2, 11, 30, 6, 2, 5  # building.SMALL
 # The papers' formulas for one layer.
 PARAMETERS = {"qk_norm": 2 * D, "gate": E * E, "sink": H, "softcap": 0, "forget": E * H + H}
-PARAMETERS |= {"temperature": 0, "value_residual": 1}  # on average: 2 in the second of two layers
+PARAMETERS |= {
+    "temperature": 0,
+    "value_scale": 0,
+    "value_residual": 1,
+}  # on average: 2 in the second of two layers
 CACHE = {"forget": H * 4}  # bytes per token: a float32 for each head
 
 

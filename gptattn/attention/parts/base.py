@@ -1,4 +1,4 @@
-"""The base class of parts: small additions to an attention with heads, at up to four places."""
+"""The base class of parts: small additions to an attention with heads, at up to five places."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -31,6 +31,10 @@ class Part(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Change queries, keys and values after the projections, before positions."""
         return q_BHTD, k_BGTD, v_BGTD
+
+    def rotated(self, q_BHTD: Tensor, k_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Change queries and keys after the position has acted on them."""
+        return q_BHTD, k_BGTD
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
         """Change the rule, except its window, which the cache and the costs must know.
