@@ -20,12 +20,22 @@ from hugging import (
     rope,
 )
 from torch import Tensor, nn
-from transformers import HunYuanDenseV1Config, MiMoV2FlashConfig
+from transformers import (
+    HunYuanDenseV1Config,
+    InklingTextConfig,
+    MiMoV2FlashConfig,
+    NeoMMEConfig,
+)
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan
+from transformers.models.inkling import modeling_inkling as inkling
 from transformers.models.mimo_v2_flash import modeling_mimo_v2_flash as mimo
+from transformers.models.neomme import modeling_neomme as neomme
 
 from gptattn.attention import GroupedQueryAttention, SoftmaxAttention
+from gptattn.attention.parts.conv import Conv
+from gptattn.attention.parts.gate import Gate
 from gptattn.attention.parts.qk_norm import QKNorm
+from gptattn.attention.parts.xsa import ExclusiveSelfAttention
 from gptattn.build.model import build_layer
 from gptattn.position import RotaryPosition
 from gptattn.settings.compose import settings
@@ -93,3 +103,54 @@ def test_scaled_values_and_layers_of_windows_with_sinks_and_more_heads_are_mimos
 
         calls.append(call)
     assert_agreement(mine, calls, pairs)
+
+
+def test_learned_exclusive_attention_before_a_gate_is_neommes():
+    mine = GroupedQueryAttention(E, E, T, H, G, out_bias=False).double()
+    xsa, gate = ExclusiveSelfAttention(H, learned=True).double(), Gate(E, H, D).double()
+    for name, part in {"norm": QKNorm(D, gain=False).double(), "xsa": xsa, "gate": gate}.items():
+        mine.add_part(name, part)
+    disturb(mine, std=0.3)
+    kinds = {"layer_types": ["full_attention"], "num_hidden_layers": 1}
+    with keep_float64():
+        turns = {"full_attention": rope(partial_rotary_factor=0.4)}
+        config = NeoMMEConfig(**SIZES, **kinds, rope_parameters=turns)
+        theirs = neomme.NeoMMEAttention(config, layer_idx=0)
+    out = theirs.output_projection
+    names = {"W_query": theirs.q_proj, "W_key": theirs.k_proj, "W_value": theirs.v_proj}
+    pairs = [Pair(mine.get_parameter(f"{n}.weight"), w.weight) for n, w in names.items()]
+    pairs += [Pair(mine.get_parameter("out_proj.weight"), out.o_proj.weight)]
+    pairs += [Pair(gate.W_gate.weight, out.gate_proj.weight)]
+    pairs += [Pair(xsa.get_parameter("alpha_H"), theirs.exclusive_self_attention.alpha)]
+    still = torch.ones(1, T, D).double(), torch.zeros(1, T, D).double()  # no rotation
+
+    def call(x: Tensor) -> Tensor:
+        with keep_float64():
+            return theirs(x, still, mask(config))[0]
+
+    assert_agreement([mine], [call], pairs)
+
+
+def test_convolved_keys_and_values_before_the_norm_are_inklings():
+    mine = GroupedQueryAttention(E, E, T, H, G, out_bias=False, scale=1 / D).double()
+    conv, norm = Conv(E, H, G, D, size=3).double(), QKNorm(D, 1e-6).double()
+    mine.add_part("conv", conv)
+    mine.add_part("qk_norm", norm)
+    disturb(mine, std=0.3)
+    kinds = {"layer_types": ["hybrid"], "num_hidden_layers": 1, "conv_kernel_size": 3}
+    with keep_float64():
+        config = InklingTextConfig(**SIZES, **kinds, rms_norm_eps=1e-6)
+        theirs = inkling.InklingAttention(config, layer_idx=0)
+        torch.nn.init.zeros_(theirs.rel_logits_proj.proj)  # their positions are another part
+    pairs = projections(mine, theirs)
+    for name, one in (("k", theirs.k_sconv), ("v", theirs.v_sconv)):
+        weight = conv.get_parameter(f"convolutions.{name}.weight_C1K")
+        pairs.append(Pair(weight, one.conv1d.weight))
+    pairs += [Pair(norm.q_gain_D, theirs.q_norm.weight)]
+    pairs += [Pair(norm.get_parameter("k_gain_D"), theirs.k_norm.weight)]
+
+    def call(x: Tensor) -> Tensor:
+        with keep_float64():
+            return theirs(x, mask(config))[0]
+
+    assert_agreement([mine], [call], pairs)
