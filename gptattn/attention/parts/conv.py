@@ -1,7 +1,7 @@
 """A short convolution before the scores."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from msgspec import Meta
@@ -12,17 +12,16 @@ from gptattn.attention.convolution import ShortConvolution
 from gptattn.attention.parts.base import Part
 from gptattn.attention.softmax import split_heads
 
-Where = Literal["q", "k", "v", "input"]
-
 
 class Conv(Part):
     """x becomes x + conv(x), a causal depthwise convolution over `size` tokens, without bias.
 
-    `on`: queries, keys, values, where it is before positions, or the attention's input, which parts
-    get so, too. Each has a convolution of its own, of K = size numbers per channel: with k and v
-    2 * G * D * K parameters. A layer without keys and values of its own convolves none. They are
-    drawn from N(0, std), as transformers draws Inkling's, so x hardly changes at first. The cache
-    keeps the last K - 1 inputs. It is computed in float32 or wider.
+    `on` names queries, keys and values, convolved before positions, and the attention's input,
+    which its parts get too. Each has a convolution of its own, K = size numbers per channel:
+    2 * G * D * K parameters for k and v; a layer without its own keys and values has neither. They
+    are drawn from N(0, std), as transformers draws Inkling's, so x hardly changes at first. The
+    cache keeps the last K - 1 inputs. A window then reaches K - 1 tokens further back. Computed in
+    float32 or wider. Raises ValueError for other places.
 
     Source: k and v as in Inkling, transformers' InklingShortConvolution; the input as in Canon
     layers (A): Allen-Zhu 2025, arXiv:2512.17351.
@@ -35,11 +34,13 @@ class Conv(Part):
         num_kv_heads: int,
         head_dim: int,
         size: Annotated[int, Meta(ge=2, le=4)] = 4,
-        on: Annotated[Sequence[Where], Meta(min_length=1)] = ("k", "v"),
+        on: Sequence[str] = ("k", "v"),
     ) -> None:
         super().__init__()
         keys = num_kv_heads * head_dim
         channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
+        if not on or not {*on} <= {*channels}:
+            raise ValueError(f"on={','.join(on)} does not fit; give some of {', '.join(channels)}")
         self.on = frozenset(on)
         self.convolutions = nn.ModuleDict(
             {
