@@ -2,21 +2,27 @@
 
 import pytest
 import torch
-from building import build_attention, build_gpt, menu, read_file
-from contract import assert_same
+from building import build_attention, build_gpt, disturb, menu, read_file, through_cache
+from contract import assert_agree, assert_same, decode
+from support import refuses
+from torch import Tensor, nn
 
-from gptattn.attention import TokenCache
+from gptattn.attention import Part, Shared, TokenCache
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.build.model import add_parts
+from gptattn.decode.generate import pad_left
+from gptattn.evaluate.caches import parse_cache_kind
 from gptattn.model.cost import measure_cost
 
 B, T, E, H, G, D = 2, 11, 30, 6, 2, 5  # building.SMALL
 # The papers' formulas for one layer.
 PARAMETERS = {"qk_norm": 2 * D, "gate": E * E, "sink": H, "softcap": 0, "forget": E * H + H}
-PARAMETERS |= {"temperature": 0, "value_residual": 1}  # on average: 2 in the second of two layers
-CACHE = {"forget": H * 4}  # bytes per token: a float32 for each head
+PARAMETERS |= {"temperature": 0, "value_scale": 0, "xsa": 0, "conv": 2 * G * D * 4}
+PARAMETERS |= {"value_residual": 1}  # on average: 2 in the second of two layers
+# Bytes per token: a float32 for each head; three inputs of the convolutions, over the context.
+CACHE = {"forget": H * 4, "conv": 3 * 2 * G * D * 4 / T}
 
 
 def gqa(part: str = "", **settings) -> SoftmaxAttention:
@@ -34,7 +40,8 @@ def test_a_part_adds_the_parameters_and_the_cache_of_its_papers_formula(part):
     layers = 2
     assert added.params - plain.params == layers * PARAMETERS[part]
     assert added.params_attention - plain.params_attention == layers * PARAMETERS[part]
-    assert added.kv_bytes_per_token - plain.kv_bytes_per_token == layers * CACHE.get(part, 0)
+    more = added.kv_bytes_per_token - plain.kv_bytes_per_token
+    assert more == pytest.approx(layers * CACHE.get(part, 0))
 
 
 def test_a_headwise_gate_has_a_number_per_head_and_scales_the_whole_head():
@@ -46,7 +53,7 @@ def test_a_headwise_gate_has_a_number_per_head_and_scales_the_whole_head():
     y, x = torch.randn(B, H, T, D).double(), torch.randn(B, T, E).double()
     for h in range(H):
         expected = y[:, h] / (1 + torch.exp(-(x @ gate.W_gate.weight[h])))[..., None]
-        assert_same(gate.mix(y, x)[:, h], expected)
+        assert_same(gate.mix(y, x, {})[:, h], expected)
     assert gate.output(y, x) is y
 
 
@@ -78,8 +85,8 @@ def test_parts_start_as_their_papers_say():
     model = build_gpt("attn=gqa", "model.d_model=192", "model.num_heads=96", "part=sink")
     sinks = torch.cat([block.attention.parts["sink"].sink_H for block in model.layers()])
     assert 0.015 < sinks.std() < 0.025  # 192 draws from N(0, 0.02)
-    for name in ("forget", "gate"):
-        model = build_gpt("attn=gqa", "model.d_model=192", f"part={name}")
+    for name in ("forget", "gate", "conv"):
+        model = build_gpt("attn=mha", "model.d_model=192", f"part={name}")
         part = model.layers()[0].attention.parts[name]
         for kind, parameter in part.named_parameters():
             if kind.endswith("bias"):
@@ -88,3 +95,109 @@ def test_parts_start_as_their_papers_say():
                 assert 0.018 < parameter.std() < 0.022
     norm = build_gpt("attn=gqa", "part=qk_norm").layers()[0].attention.parts["qk_norm"]
     assert all(torch.equal(gain, torch.ones(D)) for gain in norm.parameters())
+
+
+def bare(variant: str, **settings) -> SoftmaxAttention:
+    """One layer in float64 that writes its heads' outputs as they are."""
+    torch.manual_seed(5)  # the same weights, with or without parts that have none
+    attention = build_attention(variant, **settings).double()
+    if attention.out_proj is not None:
+        nn.init.eye_(attention.out_proj.weight)
+        nn.init.zeros_(attention.out_proj.bias)
+    return attention
+
+
+@pytest.mark.parametrize("variant", ["gqa", "single_head", "tpa", "cross_layer", "differential"])
+def test_an_exclusive_output_is_the_plain_one_without_its_share_along_the_own_value(variant):
+    plain, ours = bare(variant), bare(f"{variant}+xsa")
+    ours.load_state_dict(plain.state_dict())
+    x, size = torch.randn(B, T, E).double(), plain.head_dim * (1 + (variant == "differential"))
+    if variant == "tpa":  # a sum of two outer products
+        a_BTCH = plain.W_value_a(x).unflatten(-1, (2, H)) / 2
+        v = torch.einsum("btch,btcd->bthd", a_BTCH, plain.W_value_b(x).unflatten(-1, (2, D)))
+    else:
+        v = plain.W_value(x).unflatten(-1, (-1, size))
+    shared = Shared(range(T))
+    y, z = (one(x, None, shared).unflatten(-1, (-1, size)) for one in (plain, ours))
+    v = v.repeat_interleave(y.shape[2] // v.shape[2], 2)
+    zero = torch.zeros(y.shape[:3]).double()
+    assert_same((z * v).sum(-1), zero)
+    assert_same(z, y - (y * v).sum(-1, keepdim=True) / v.square().sum(-1, keepdim=True) * v)
+    if variant == "cross_layer":  # the layer after it has the same values
+        z = bare("cross_layer+xsa", layer=1)(x + 1, None, shared).unflatten(-1, (-1, size))
+        assert_same((z * v).sum(-1), zero)
+
+
+def convolved(x: Tensor, weight_C1K: Tensor) -> Tensor:
+    """x + the convolution, token by token."""
+    K, rows = weight_C1K.shape[2], [*x.unbind(1)]
+    for t in range(x.shape[1]):
+        for i in range(max(0, K - 1 - t), K):
+            rows[t] = rows[t] + weight_C1K[:, 0, i] * x[:, t - K + 1 + i]
+    return torch.stack(rows, 1)
+
+
+@pytest.mark.parametrize("variant", ["gqa+gate", "mla"])
+def test_a_convolved_input_is_what_all_of_the_attention_gets(variant):
+    plain, whole = (build_attention(variant) for _ in range(2))
+    add_parts(whole, {"conv": read_file("part", "conv") | {"size": 3, "on": ["input"]}}, layer=0)
+    disturb(whole.parts["conv"], std=0.5)
+    whole.double().load_state_dict(plain.double().state_dict(), strict=False)
+    x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
+    weight = whole.get_parameter("parts.conv.convolutions.input.weight_C1K")
+    assert_agree(whole(x), plain(convolved(x, weight)), [x, weight])
+    maps = plain.attention_weights(convolved(x, weight))
+    assert_same(whole.attention_weights(x), maps)
+
+
+EVERYWHERE, IN_INPUT = "part.conv.on=[q,k,v,input]", "part.conv.on=[input]"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("attn=cross_layer", "part=[conv,xsa,forget]", EVERYWHERE, "attn.window=3"),
+        ("attn=mla", "part=[conv]", IN_INPUT, "position=rope"),
+        ("attn=tpa", "part=[xsa,conv]", IN_INPUT, "part.conv.size=2"),
+    ],
+)
+@torch.no_grad()
+def test_convolutions_act_the_same_in_chunks_padded_rows_and_documents(given):
+    model = build_gpt(*given, "model.d_model=36", "model.num_layers=4", std=0.3).double().eval()
+    prompts = [torch.randint(13, (length,)) for length in (T, 1, 5)]
+    padded, padding = pad_left(prompts)
+    y = through_cache(model, padded, model.new_cache(3, padding_B=padding), [2, 5, 1, 3])
+    for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
+        assert_same(y[row, pad:], model(prompt[None])[0])
+    ids, numbers = prompts[0][None], torch.tensor([[0] * 4 + [1] * 7])
+    assert_same(model.hidden(ids, None, numbers)[:, 4:], model.hidden(ids[:, 4:]))
+
+
+@torch.no_grad()
+def test_caches_of_other_kinds_keep_a_convolutions_inputs():
+    # Heads of 10: smaller ones are not packed.
+    whole, window = (bare("gqa+conv", window=w, d_out=60).eval() for w in (None, 4))
+    x = torch.randn(B, T, E).double()
+    kept = parse_cache_kind("window:4").replace_cache(whole.new_cache(B, T), whole)
+    assert_same(decode(whole, x, [1] * T, kept), window(x))
+    packed = parse_cache_kind("bf16").replace_cache(whole.new_cache(B, T), whole)
+    assert {"k/numbers", "conv_k", "conv_v"} < {*packed.tensors}
+    assert_same(decode(whole, x, [5, 1, 3, 2], packed), whole(x), atol=0.1)
+
+
+class Doubled(Part):
+    def mix(self, y_BHTD: Tensor, x_BTE: Tensor) -> Tensor:  # lacks this step's entries
+        return 2 * y_BHTD
+
+
+def test_parts_that_do_not_fit_are_refused_in_one_line():
+    with pytest.raises(ValueError, match=r"^doubled lacks an argument"):
+        gqa().add_part("doubled", Doubled())
+    for field, given in {
+        "part: xsa": "attn=mla part=xsa",
+        "part: conv": "attn=mamba2 part=conv position=none",
+        "part.conv.on: ": "part=conv part.conv.on=[z]",
+        "part.conv.size: ": "part=conv part.conv.size=5",
+    }.items():
+        with refuses(field):
+            build_gpt(*given.split())
