@@ -140,7 +140,9 @@ def convolved(x: Tensor, weight_C1K: Tensor) -> Tensor:
 @pytest.mark.parametrize("variant", ["gqa+gate", "mla"])
 def test_a_convolved_input_is_what_all_of_the_attention_gets(variant):
     plain, whole = (build_attention(variant) for _ in range(2))
-    add_parts(whole, {"conv": read_file("part", "conv") | {"size": 3, "on": ["input"]}}, layer=0)
+    add_parts(
+        whole, {"conv": read_file("part", "conv") | {"size": 3, "targets": ["input"]}}, layer=0
+    )
     disturb(whole.parts["conv"], std=0.5)
     whole.double().load_state_dict(plain.double().state_dict(), strict=False)
     x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
@@ -150,7 +152,7 @@ def test_a_convolved_input_is_what_all_of_the_attention_gets(variant):
     assert_same(whole.attention_weights(x), maps)
 
 
-EVERYWHERE, IN_INPUT = "part.conv.on=[q,k,v,input]", "part.conv.on=[input]"
+EVERYWHERE, IN_INPUT = "part.conv.targets=[q,k,v,input]", "part.conv.targets=[input]"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_parts_that_do_not_fit_are_refused_in_one_line():
     for field, given in {
         "part: xsa": "attn=mla part=xsa",
         "part: conv": "attn=mamba2 part=conv position=none",
-        "part.conv.on: ": "part=conv part.conv.on=[z]",
+        "part.conv.targets: ": "part=conv part.conv.targets=[z]",
         "part.conv.size: ": "part=conv part.conv.size=5",
     }.items():
         with refuses(field):

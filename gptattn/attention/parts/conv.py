@@ -16,7 +16,7 @@ from gptattn.attention.softmax import split_heads
 class Conv(Part):
     """x becomes x + conv(x), a causal depthwise convolution over `size` tokens, without bias.
 
-    `on` names queries, keys and values, convolved before positions, and the attention's input,
+    `targets` names queries, keys and values, convolved before positions, and the attention's input,
     which its parts get too. Each has a convolution of its own, K = size numbers per channel:
     2 * G * D * K parameters for k and v; a layer without its own keys and values has neither. They
     are drawn from N(0, std), as transformers draws Inkling's, so x hardly changes at first. The
@@ -34,25 +34,26 @@ class Conv(Part):
         num_kv_heads: int,
         head_dim: int,
         size: Annotated[int, Meta(ge=2, le=4)] = 4,
-        on: Sequence[str] = ("k", "v"),
+        targets: Sequence[str] = ("k", "v"),
     ) -> None:
         super().__init__()
         keys = num_kv_heads * head_dim
         channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
-        if not on or not {*on} <= {*channels}:
-            raise ValueError(f"on={','.join(on)} does not fit; give some of {', '.join(channels)}")
-        self.on = frozenset(on)
+        if not targets or not {*targets} <= {*channels}:
+            given = f"targets=[{','.join(targets)}]"
+            raise ValueError(f"{given} does not fit; give some of {', '.join(channels)}")
+        self.targets = frozenset(targets)
         self.convolutions = nn.ModuleDict(
             {
                 name: ShortConvolution(count, size, tail=f"conv_{name}")
                 for name, count in channels.items()
-                if name in self.on and count
+                if name in self.targets and count
             }
         )
 
     @property
     def changes_heads(self) -> bool:
-        return self.on != {"input"}
+        return self.targets != {"input"}
 
     def input(self, x_BTE: Tensor, shared: Shared) -> Tensor:
         return self._convolve("input", x_BTE, shared)
