@@ -23,6 +23,7 @@ from hugging import (
     pairs_of_kda,
     pairs_of_lightning,
     pairs_of_mamba2,
+    pairs_of_short_conv,
     projections,
     rope,
 )
@@ -37,6 +38,7 @@ from gptattn.attention.variants.kda import KimiDeltaAttention
 from gptattn.attention.variants.lightning import LightningAttention
 from gptattn.attention.variants.mamba2 import Mamba2
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
+from gptattn.attention.variants.short_conv import GatedShortConvolution
 from gptattn.build.model import build_layer
 from gptattn.settings.compose import settings
 from gptattn.settings.config import CONF
@@ -106,6 +108,7 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"layer_types": [LINEAR_LAYERS] * 3 + [FULL], "q_lora_rank": None}
         | {"linear_head_dim": D, "linear_num_heads": H},
     ),
+    "lfm2": ("lfm2", "Lfm2", {KV: 2, "layer_types": ["conv", "conv", FULL]} | turned(1e6)),
     "minimax": (
         "minimax",
         "MiniMax",
@@ -141,9 +144,12 @@ LINEAR = {
     KimiDeltaAttention: pairs_of_kda,
     Mamba2: pairs_of_mamba2,
     LightningAttention: pairs_of_lightning,
+    GatedShortConvolution: pairs_of_short_conv,
 }
 # How the names of transformers' classes for layers with a state end.
-ENDS = ("GatedDeltaNet", "DeltaAttention", "LightningAttention", "MambaLayer", "Mixer")
+ENDS = ("GatedDeltaNet", "DeltaAttention", "LightningAttention", "MambaLayer", "Mixer", "ShortConv")
+# Where a release calls a module of its attention otherwise.
+NAMES = {"lfm2": {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}}
 
 
 def build(recipe: str, *overrides: str) -> list[Attention]:
@@ -249,7 +255,7 @@ def release(
         at, modules, calls = torch.arange(T)[None], [], []
         for i, kind in enumerate(kinds):
             given: dict[str, Any] = {"attention_mask": None}
-            if kind in (LINEAR_LAYERS, "mamba"):
+            if kind in (LINEAR_LAYERS, "mamba", "conv"):
                 module = next(one for one in linear if one)(config, layer_idx=i)
                 if recipe == "minimax":
                     given["position_embeddings"] = None
@@ -261,6 +267,8 @@ def release(
                 if turning:
                     by_kind = [kind] if recipe in ("olmo3", "gemma3") else []
                     given["position_embeddings"] = turning(torch.zeros(B, T, E), at, *by_kind)
+                for usual, own_name in NAMES.get(recipe, {}).items():
+                    setattr(module, usual, module.get_submodule(own_name))
             if recipe == "diffllama":  # has no gain: it gets one, as the authors' own code has it
                 module.groupnorm = nn.RMSNorm(2 * D, eps=EPS)
             modules.append(module)
