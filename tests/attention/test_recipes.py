@@ -95,6 +95,13 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DeepseekV32",
         DEEPSEEK | {"index_n_heads": 24, "index_head_dim": D, "index_topk": 8} | turned(1e4),
     ),
+    "glm5": (
+        "glm_moe_dsa",
+        "GlmMoeDsa",
+        DEEPSEEK
+        | {"q_lora_rank": 16, "index_n_heads": 24, "index_head_dim": D, "index_topk": 8}
+        | turned(1e6),
+    ),
     "llama4": (
         "llama4",
         "Llama4Text",
@@ -109,6 +116,9 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"linear_head_dim": D, "linear_num_heads": H},
     ),
     "lfm2": ("lfm2", "Lfm2", {KV: 2, "layer_types": ["conv", "conv", FULL]} | turned(1e6)),
+    "minimax_m2": ("minimax_m2", "MiniMaxM2", {KV: 2} | turned(5e6, partial_rotary_factor=0.5)),
+    "olmo_hybrid": ("olmo_hybrid", "OlmoHybrid", {KV: H} | turned(5e5)),
+    "trinity": ("afmoe", "Afmoe", {KV: 2} | WINDOW | turned(1e4)),
     "minimax": (
         "minimax",
         "MiniMax",
@@ -139,6 +149,7 @@ CHANGED = {
     "mamba2": ["attn.groups=2", "attn.chunk=4"],
     "diffllama": ["attn.num_kv_heads=2"],
     "deepseek_v32": ["attn.index_heads=24"],
+    "glm5": ["attn.index_heads=24"],
 }
 LINEAR = {
     KimiDeltaAttention: pairs_of_kda,
@@ -186,6 +197,19 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
             Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
             Pair(mine.W_query.weight, theirs.q_b_proj.weight),
         ]
+    if isinstance(mine, GatedDeltaNet) and recipe == "olmo_hybrid":
+        names = {"query": "q", "key": "k", "value": "v", "gate": "g", "decay": "a", "beta": "b"}
+        weights = {f"W_{own}": f"{other}_proj" for own, other in names.items()}
+        return [
+            *(
+                Pair(getattr(mine, own).weight, getattr(theirs, other).weight)
+                for own, other in (weights | {"out_proj": "o_proj"}).items()
+            ),
+            Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+            Pair(mine.a_log_H, theirs.A_log),
+            Pair(mine.decay_bias_H, theirs.dt_bias),
+            Pair(mine.gain_V, theirs.o_norm.weight),
+        ]
     if isinstance(mine, GatedDeltaNet):
         # Their rows of a key head: D of queries, D of keys, 2 D of values, 2 D of gates.
         def rows(start: int, size: int) -> Callable[[Tensor], Tensor]:
@@ -225,7 +249,9 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
             found.append(Pair(parts["qk_norm"].get_parameter(gain), norm.weight, less=less))
     if "sink" in parts:
         found.append(Pair(parts["sink"].sink_H, theirs.sinks))
-    if "gate" in parts:  # theirs holds, head by head, D rows of queries and D of gates
+    if "gate" in parts and recipe == "trinity":
+        found.append(Pair(parts["gate"].W_gate.weight, theirs.gate_proj.weight))
+    elif "gate" in parts:  # theirs holds, head by head, D rows of queries and D of gates
         for i, weight in enumerate((mine.W_query.weight, parts["gate"].W_gate.weight)):
             part = lambda w, i=i: w.view(H, 2, D, E)[:, i]  # noqa: E731
             found.append(Pair(weight, theirs.q_proj.weight, part))

@@ -57,9 +57,11 @@ KINDS = {
     "minimax": ["fla", "sdpa"],
     "mistral": ["flex"],
     "olmo3": ["flex", "sdpa"],
+    "olmo_hybrid": ["fla", "sdpa"],
     "qwen3_5": ["fla", "sdpa"],
     "qwen3_next": ["fla", "sdpa"],
     "smollm3": ["sdpa", "sdpa"],
+    "trinity": ["flex", "sdpa"],
 }
 
 
