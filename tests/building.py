@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptattn.attention import Attention, SoftmaxAttention
-from gptattn.build.model import add_parts, build_model, shared_arguments
+from gptattn.attention import Attention
+from gptattn.build.model import add_parts, build_model, list_parts, shared_arguments
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
 from gptattn.settings.compose import CONF, from_hydra
@@ -183,13 +183,12 @@ def refused(part: str) -> Collection[str]:
     return class_of("part", part).refuses.keys()
 
 
-plain_attention = cache(build_attention)  # not to be changed
-
-
+@cache
 def fits(mechanism: str, part: str) -> bool:
     """Whether the mechanism takes this part: not each has keys and values that one can change."""
-    attention = plain_attention(mechanism)
-    return isinstance(attention, SoftmaxAttention) and attention.takes(class_of("part", part))
+    attention = build_attention(mechanism)
+    add_parts(attention, {part: read_file("part", part)}, layer=0)
+    return part in list_parts(attention)
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:

@@ -32,13 +32,14 @@ class Shared:
     chooses; in a model it finds there what it `needs`. Where `losses` is given, as in training, a
     layer with a loss of its own appends that, a scalar, under its name; whoever trains adds all. A
     layer with backend=flex finds its block mask in `masks`, or computes as sdpa; None: it makes
-    one.
+    one. Parts find their layer's cache in `cache`.
     """
 
     positions: Positions  # of the T tokens; Documents if rows hold several, kept apart
     state: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] | None = None  # None: nobody asks for them
     masks: Masks | None = None
+    cache: Cache | None = None
 
 
 class Attention(nn.Module, ABC):

@@ -1,7 +1,9 @@
 """Softmax attention over heads: the steps that its mechanisms share, and where parts act."""
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, ClassVar, NamedTuple, TypedDict
 
@@ -51,6 +53,19 @@ class Placed(NamedTuple):
     masks: Masks | None = None
 
 
+class Step(NamedTuple):
+    """Queries, entries of all keys, the rule, the input after parts, and the tokens' own entries.
+
+    If a part uses values, `own` has them as "v".
+    """
+
+    q_BHTD: Tensor
+    held: Mapping[str, Tensor]
+    at: Placed
+    x_BTE: Tensor
+    own: Mapping[str, Tensor]
+
+
 class SoftmaxAttention(Attention):
     """Attention with H query heads and G key/value heads; a mechanism says how to project.
 
@@ -65,6 +80,7 @@ class SoftmaxAttention(Attention):
     plain_backend: ClassVar[str] = "sdpa"
     # Whether the cache holds keys and values of each head, which a part can change.
     keeps_heads: ClassVar[bool] = True
+    has_values: ClassVar[bool] = True  # whether each head has values: `own_values`
     takes_flex: ClassVar[bool] = True  # whether backend=flex can compute it
     num_kv_heads: int  # 0: no keys and values of its own; parts get them with 0 heads
     out_proj: nn.Linear | None
@@ -128,20 +144,19 @@ class SoftmaxAttention(Attention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        q_BHTD, held, at = self.project_and_cache(x_BTE, cache, shared)
+        q_BHTD, held, at, x_BTE, own = self.project_and_cache(x_BTE, cache, shared)
         y_BHTD = self.attend(q_BHTD, held, at)
         for part in self._parts:
-            y_BHTD = part.mix(y_BHTD, x_BTE)
+            y_BHTD = part.mix(y_BHTD, x_BTE, own)
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
         for part in self._parts:
             y_BTE = part.output(y_BTE, x_BTE)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
-    def project_and_cache(
-        self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None
-    ) -> tuple[Tensor, Mapping[str, Tensor], Placed]:
-        """Return the queries, the entries of all keys, and the rule with both their positions."""
-        shared = self.begin(x_BTE, cache, shared)
+    def project_and_cache(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Step:
+        shared = replace(self.begin(x_BTE, cache, shared), cache=cache)
+        for part in self._parts:
+            x_BTE = part.input(x_BTE, shared)
         q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
         for part in self._parts:
             new |= part.entries(x_BTE, cache)
@@ -152,8 +167,10 @@ class SoftmaxAttention(Attention):
         if self.position is not None and self.position.decays:
             decays = self.position.decay(shared.positions), self.position.decay(k_pos)
             rule = rule.with_decay(*decays)
+        if any(part.uses_values for part in self._parts):
+            new["v"] = self.own_values(new, shared)
         masks = shared.masks if cache is None else {}
-        return q_BHTD, held, Placed(rule, shared.positions, k_pos, masks)
+        return Step(q_BHTD, held, Placed(rule, shared.positions, k_pos, masks), x_BTE, new)
 
     @abstractmethod
     def project(self, x_BTE: Tensor) -> Heads:
@@ -165,6 +182,8 @@ class SoftmaxAttention(Attention):
             q_BHTD, k_BGTD, v_BGTD = part.heads(q_BHTD, k_BGTD, v_BGTD, shared)
         if self.position is not None:
             q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, shared.positions)
+        for part in self._parts:
+            q_BHTD, k_BGTD = part.rotated(q_BHTD, k_BGTD)
         return q_BHTD, k_BGTD, v_BGTD
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
@@ -174,6 +193,10 @@ class SoftmaxAttention(Attention):
         """
         q_BHTD, k_BGTD, v_BGTD = self.encode(*self.project(x_BTE), shared)
         return q_BHTD, {"k": k_BGTD, "v": v_BGTD}
+
+    def own_values(self, new: Mapping[str, Tensor], shared: Shared) -> Tensor:
+        """Return the T tokens' own values [B, heads, T, size], of their `entries`."""
+        return new["v"]
 
     def cached(self) -> dict[str, Entry]:
         """Return what the cache keeps of each token, by name: keys and values; parts may add."""
@@ -227,7 +250,7 @@ class SoftmaxAttention(Attention):
     def choose_backend(
         self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
     ) -> tuple[Backend, str]:
-        q_BHTD, held, (rule, *_) = self.project_and_cache(x_BTE, None, shared)
+        q_BHTD, held, (rule, *_), *_ = self.project_and_cache(x_BTE, None, shared)
         T = x_BTE.shape[1]
         sees_all = min(rule.window or T, rule.chunk or T) >= T
         plain = sees_all and not rule.changes_scores and isinstance(shared.positions, range)
@@ -253,7 +276,7 @@ class SoftmaxAttention(Attention):
     # Maps, costs, cache, weights.
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        q_BHTD, held, at = self.project_and_cache(x_BTE, None, shared)
+        q_BHTD, held, at, *_ = self.project_and_cache(x_BTE, None, shared)
         return attention_weights(q_BHTD, self.keys(held), *at[:3])
 
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
@@ -268,10 +291,13 @@ class SoftmaxAttention(Attention):
         return dict(chain(self.cached().items(), *(part.kept().items() for part in self._parts)))
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
-        w, kept = next(self.parameters()), self.kept()
-        if not kept:
-            return Cache({})
-        return new_token_cache(kept, batch, capacity, w.dtype, w.device, self.rule().window)
+        w, kept, cache = next(self.parameters()), self.kept(), Cache({})
+        if kept:
+            how = w.dtype, w.device, self.rule().window
+            cache = new_token_cache(kept, batch, capacity, *how)
+        for name, shape in chain(*(part.state().items() for part in self._parts)):
+            cache.tensors[name] = w.new_zeros(batch, *shape)
+        return cache
 
     def initialise(self, std: float) -> None:
         super().initialise(std)
@@ -280,20 +306,23 @@ class SoftmaxAttention(Attention):
 
     # Parts.
 
-    def takes(self, part: type[Part]) -> bool:
-        """Return whether parts of this kind can act in it."""
-        return self.keeps_heads or part.heads is Part.heads
+    def takes(self, part: Part) -> bool:
+        """Return whether this part can act in it."""
+        fits = self.keeps_heads or not part.changes_heads
+        return fits and (self.has_values or not part.uses_values)
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.
 
         Raises ValueError if it does not fit the mechanism.
         """
-        if not self.takes(type(part)):
+        if not self.takes(part):
             raise ValueError(
-                f"{name} changes queries, keys and values of each head, and "
+                f"{name} acts on queries, keys or values of each head, and "
                 f"{type(self).__name__} decodes without keys and values; leave the part out"
             )
+        if len(inspect.signature(part.mix).parameters) == 2:
+            raise ValueError(f"{name} lacks an argument: give it mix(self, y_BHTD, x_BTE, own)")
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
         self.parts[name] = part

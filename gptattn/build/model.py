@@ -313,7 +313,7 @@ def add_parts(
     }
     for name, spec in parts.items():
         part = construct(f"part.{name}", spec, shared, allow_targets, Part)
-        if attention.takes(type(part)):
+        if attention.takes(part):
             with named_arguments(f"part.{name}", spec):
                 attention.add_part(name, part)
 

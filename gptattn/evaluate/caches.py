@@ -49,7 +49,9 @@ class CacheKind:
             )
         first = next(iter(own.tensors.values()))
         sizes = len(first), own.capacity, first.dtype, first.device
-        return new_token_cache(kept, *sizes, self.window, self.sinks)
+        made = new_token_cache(kept, *sizes, self.window, self.sinks)
+        made.tensors |= {name: x for name, x in own.tensors.items() if name not in kept}
+        return made
 
 
 def parse_cache_kind(name: str) -> CacheKind:

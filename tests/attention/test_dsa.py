@@ -64,7 +64,7 @@ def test_of_equal_scores_the_newest_are_chosen_in_any_order_of_the_keys():
 def plain_loss(layer: DeepSeekSparseAttention, x: Tensor, documents: Documents | None) -> Tensor:
     """The mean divergence, query by query from whole matrices."""
     at = range(x.shape[1]) if documents is None else documents
-    q, held, placed = layer.project_and_cache(x, None, Shared(at))
+    q, held, placed, *_ = layer.project_and_cache(x, None, Shared(at))
     w_BTS = attention_weights(q, layer.keys(held), *placed[:3]).sum(1).detach()
     q_BITJ, k_BSJ = held["index_query"], held["index_key"][:, 0]
     start = torch.zeros(len(x), x.shape[1]).long() if documents is None else documents.start_BT

@@ -32,6 +32,7 @@ def test_a_file_has_the_defaults_of_a_class_that_the_package_exports(group, name
     for of in reversed(target.__mro__):  # `**common` passes on what a base class takes
         parameters = inspect.signature(of.__init__).parameters.values()
         defaults |= {p.name: p.default for p in parameters if p.default is not p.empty}
+    defaults = {key: [*x] if isinstance(x, tuple) else x for key, x in defaults.items()}
     differing = {key for key, value in spec.items() if value != defaults[key]}
     # A file beside that of its class is the same mechanism with another number.
     assert len(differing) == (not target.__module__.endswith(f".{name}"))

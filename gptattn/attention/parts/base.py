@@ -1,4 +1,4 @@
-"""The base class of parts: small additions to an attention with heads, at up to four places."""
+"""The base class of parts: small additions to an attention with heads, at up to six places."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -22,15 +22,30 @@ class Part(nn.Module):
     refuses: Mapping[str, str] = {}
     # False for a part that itself mixes tokens across documents.
     keeps_documents: ClassVar[bool] = True
+    uses_values: ClassVar[bool] = False  # whether `mix` needs the values of each head, as own["v"]
 
     def __init__(self) -> None:
         super().__init__()  # a signature without nn.Module's *args
+
+    @property
+    def changes_heads(self) -> bool:
+        """Whether it changes queries, keys or values of each head, which not all layers keep."""
+        kind = type(self)
+        return kind.heads is not Part.heads or kind.rotated is not Part.rotated
+
+    def input(self, x_BTE: Tensor, shared: Shared) -> Tensor:
+        """Change the attention's input, which all that follows gets, the other places too."""
+        return x_BTE
 
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Change queries, keys and values after the projections, before positions."""
         return q_BHTD, k_BGTD, v_BGTD
+
+    def rotated(self, q_BHTD: Tensor, k_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Change queries and keys after the position has acted on them."""
+        return q_BHTD, k_BGTD
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
         """Change the rule, except its window, which the cache and the costs must know.
@@ -39,8 +54,12 @@ class Part(nn.Module):
         """
         return rule
 
-    def mix(self, y_BHTD: Tensor, x_BTE: Tensor) -> Tensor:
-        """Change the heads' outputs, before they are merged; x is the attention's input."""
+    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """Change the heads' outputs, before they are merged; x is the attention's input.
+
+        `own` holds this step's entries and, with `uses_values`, its values as "v": [B, G, T, D], or
+        of n * D numbers, each for n neighbouring heads of y.
+        """
         return y_BHTD
 
     def output(self, y_BTE: Tensor, x_BTE: Tensor) -> Tensor:
@@ -51,6 +70,14 @@ class Part(nn.Module):
         """Return what the cache keeps for each token besides keys and values, by name.
 
         No two parts of one attention may use the same name.
+        """
+        return {}
+
+    def state(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what it keeps of each row, however long that is, by name.
+
+        In `shared.cache.tensors` they have an axis more, the batch, and begin as zeros; it updates
+        them in place at each step.
         """
         return {}
 

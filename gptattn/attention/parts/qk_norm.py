@@ -11,6 +11,7 @@ from gptattn.attention.parts.base import Part
 from gptattn.attention.softmax import split_heads, wide_rms_norm
 
 Over = Literal["head", "width"]
+After = Literal["projection", "rotation"]
 
 
 class QKNorm(Part):
@@ -19,10 +20,12 @@ class QKNorm(Part):
     q becomes gain_D * q / sqrt(mean(q^2) + eps), and so does k with a gain of its own. All heads
     share the two gains: 2 * D parameters; a layer without keys of its own (num_kv_heads=0) has the
     first alone. over=width takes the mean over all heads together, as OLMo 2 does: (H + G) * D
-    parameters. gain=False leaves the gains out, as Llama 4 does.
+    parameters. gain=False leaves the gains out, as Llama 4 does. after=rotation normalises what
+    positions have rotated: with rotary positions the gains then act on rotated numbers.
 
     Source: Dehghani et al. 2023, arXiv:2302.05442, sec. 2 (with LayerNorm); per head with RMSNorm
-    as in Qwen3, arXiv:2505.09388, sec. 2; over the width: OLMo 2, arXiv:2501.00656, sec. 3.3.
+    as in Qwen3, arXiv:2505.09388, sec. 2; over the width: OLMo 2, arXiv:2501.00656, sec. 3.3;
+    after the rotation as in Hunyuan's dense models (tencent/Hunyuan-7B-Instruct, 2025).
     """
 
     q_gain_D: Tensor
@@ -36,9 +39,10 @@ class QKNorm(Part):
         gain: bool = True,
         num_heads: int = 1,
         num_kv_heads: int = 1,
+        after: After = "projection",
     ) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.after_rotation = eps, after == "rotation"
         wide = over == "width"
         q_size, k_size = (head_dim * (n if wide else min(1, n)) for n in (num_heads, num_kv_heads))
         for name, size in (("q_gain_D", q_size), ("k_gain_D", k_size)):
@@ -50,9 +54,17 @@ class QKNorm(Part):
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.after_rotation:
+            return q_BHTD, k_BGTD, v_BGTD
+        return *self._both(q_BHTD, k_BGTD), v_BGTD
+
+    def rotated(self, q_BHTD: Tensor, k_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        return self._both(q_BHTD, k_BGTD) if self.after_rotation else (q_BHTD, k_BGTD)
+
+    def _both(self, q_BHTD: Tensor, k_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         if self.k_gain_D is not None:
             k_BGTD = self._norm(k_BGTD, self.k_gain_D)
-        return self._norm(q_BHTD, self.q_gain_D), k_BGTD, v_BGTD
+        return self._norm(q_BHTD, self.q_gain_D), k_BGTD
 
     def _norm(self, x_BHTD: Tensor, gain: Tensor) -> Tensor:
         if len(gain) == x_BHTD.shape[-1]:

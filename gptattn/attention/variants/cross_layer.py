@@ -69,16 +69,19 @@ class CrossLayerAttention(SoftmaxAttention):
     def cached(self) -> dict[str, Entry]:
         return {} if self.reuses else super().cached()
 
+    def own_values(self, new: Mapping[str, Tensor], shared: Shared) -> Tensor:
+        return shared.state[NAME][2] if self.reuses else new["v"]
+
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
         held, k_pos = super().remember(new, cache, shared) if new else ({}, shared.positions)
         if not self.reuses:
-            shared.state[NAME] = {"k": held["k"], "v": held["v"]}, k_pos
+            shared.state[NAME] = {"k": held["k"], "v": held["v"]}, k_pos, new["v"]
             return held, k_pos
         if NAME not in shared.state:
             raise ValueError(f"{NAME} {self._sizes} are missing; run it after that, in a model")
-        first, k_pos = shared.state[NAME]
+        first, k_pos, _ = shared.state[NAME]
         return {**first, **held}, k_pos
 
     def provides(self) -> dict[str, str]:

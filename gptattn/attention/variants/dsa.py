@@ -19,7 +19,7 @@ from gptattn.attention.cache import Cache, Entry
 from gptattn.attention.core import BLOCK, split_in_blocks
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule, Span, place, visible, weights
-from gptattn.attention.softmax import Common, Placed, seen_pairs, split_heads
+from gptattn.attention.softmax import Common, Placed, Step, seen_pairs, split_heads
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.position.base import Positions
 from gptattn.position.rope import Pairs, RotaryPosition
@@ -129,16 +129,15 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         held, k_pos = super().remember({name: new[name] for name in kept}, cache, shared)
         return {**new, **held}, k_pos  # and the indexer's queries and weights, of this step alone
 
-    def project_and_cache(
-        self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None
-    ) -> tuple[Tensor, Mapping[str, Tensor], Placed]:
-        q_BHTX, held, at = super().project_and_cache(x_BTE, cache, shared)
+    def project_and_cache(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Step:
+        step = super().project_and_cache(x_BTE, cache, shared)
+        q_BHTX, held, at, *_ = step
         learning = self.training and torch.is_grad_enabled()
         if learning and shared is not None and shared.losses is not None:
             loss = self._index_loss(q_BHTX.detach(), held, at)
             shared.losses.setdefault(LOSS, []).append(loss)
         if held["index_key"].shape[2] <= self.topk:
-            return q_BHTX, held, at  # all keys are chosen
+            return step  # all keys are chosen
 
         @torch.no_grad()
         def hide(query: Span, key: Span) -> Tensor:
@@ -146,7 +145,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             hidden = torch.zeros_like(chosen_B1TS, dtype=q_BHTX.dtype)
             return hidden.masked_fill(~chosen_B1TS, -math.inf)
 
-        return q_BHTX, held, at._replace(rule=replace(at.rule, bias=hide))
+        return step._replace(at=at._replace(rule=replace(at.rule, bias=hide)))
 
     def index_scores(
         self, held: Mapping[str, Tensor], rule: Rule, query: Span, key: Span

@@ -44,6 +44,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
     """
 
     keeps_heads = False
+    has_values = False
 
     def __init__(
         self,

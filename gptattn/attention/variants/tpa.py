@@ -89,6 +89,9 @@ class TensorProductAttention(SoftmaxAttention):
         a_q, a_k, a_v = (a_BTX.mT.unsqueeze(3) for a_BTX in a)
         return self._sum(a_q, b_q), {"a_k": a_k, "b_k": b_k, "a_v": a_v, "b_v": b_v}
 
+    def own_values(self, new: Mapping[str, Tensor], shared: Shared) -> Tensor:
+        return self._sum(new["a_v"], new["b_v"])
+
     def cached(self) -> dict[str, Entry]:
         _, C_k, C_v = self.ranks
         a = {"a_k": Entry(C_k * self.num_heads, 1), "a_v": Entry(C_v * self.num_heads, 1)}

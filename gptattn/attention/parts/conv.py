@@ -1,0 +1,83 @@
+"""A short convolution before the scores."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor, nn
+
+from gptattn.attention.base import Shared
+from gptattn.attention.convolution import ShortConvolution
+from gptattn.attention.parts.base import Part
+from gptattn.attention.softmax import split_heads
+
+Where = Literal["q", "k", "v", "input"]
+
+
+class Conv(Part):
+    """x becomes x + conv(x), a causal depthwise convolution over `size` tokens, without bias.
+
+    `on`: queries, keys, values, where it is before positions, or the attention's input, which parts
+    get so, too. Each has a convolution of its own, of K = size numbers per channel: with k and v
+    2 * G * D * K parameters. A layer without keys and values of its own convolves none. They are
+    drawn from N(0, std), as transformers draws Inkling's, so x hardly changes at first. The cache
+    keeps the last K - 1 inputs. It is computed in float32 or wider.
+
+    Source: k and v as in Inkling, transformers' InklingShortConvolution; the input as in Canon
+    layers (A): Allen-Zhu 2025, arXiv:2512.17351.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        size: Annotated[int, Meta(ge=2, le=4)] = 4,
+        on: Annotated[Sequence[Where], Meta(min_length=1)] = ("k", "v"),
+    ) -> None:
+        super().__init__()
+        keys = num_kv_heads * head_dim
+        channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
+        self.on = frozenset(on)
+        self.convolutions = nn.ModuleDict(
+            {
+                name: ShortConvolution(count, size, tail=f"conv_{name}")
+                for name, count in channels.items()
+                if name in self.on and count
+            }
+        )
+
+    @property
+    def changes_heads(self) -> bool:
+        return self.on != {"input"}
+
+    def input(self, x_BTE: Tensor, shared: Shared) -> Tensor:
+        return self._convolve("input", x_BTE, shared)
+
+    def heads(
+        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (
+            split_heads(self._convolve(name, x.transpose(1, 2).flatten(2), shared), x.shape[1])
+            if name in self.convolutions
+            else x
+            for name, x in (("q", q_BHTD), ("k", k_BGTD), ("v", v_BGTD))
+        )
+        return q, k, v
+
+    def _convolve(self, name: str, x_BTC: Tensor, shared: Shared) -> Tensor:
+        if name not in self.convolutions:
+            return x_BTC
+        wide = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
+        y = self.convolutions[name](wide, shared.cache, shared.positions)
+        return (wide + y).to(x_BTC.dtype)
+
+    def state(self) -> dict[str, tuple[int, ...]]:
+        convolutions = (c for c in self.convolutions.values() if isinstance(c, ShortConvolution))
+        return {c.tail: (c.size - 1, len(c.weight_C1K)) for c in convolutions}
+
+    def initialise(self, std: float) -> None:
+        for parameter in self.parameters():
+            parameter.normal_(0.0, std)
