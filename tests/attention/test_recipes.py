@@ -56,8 +56,8 @@ def turned(theta: float, **more: float) -> dict[str, Any]:
     return {"rope_parameters": rope(theta, **more)}
 
 
-def by_kind(local: float, full: float) -> dict[str, Any]:
-    return {"rope_parameters": {LOCAL: rope(local), FULL: rope(full)}}
+def by_kind(local: float, full: float, **more: float) -> dict[str, Any]:
+    return {"rope_parameters": {LOCAL: rope(local, **more), FULL: rope(full, **more)}}
 
 
 # Recipe -> transformers' module, the name that its classes begin with, and the settings of the
@@ -118,6 +118,14 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lfm2": ("lfm2", "Lfm2", {KV: 2, "layer_types": ["conv", "conv", FULL]} | turned(1e6)),
     "minimax_m2": ("minimax_m2", "MiniMaxM2", {KV: 2} | turned(5e6, partial_rotary_factor=0.5)),
     "olmo_hybrid": ("olmo_hybrid", "OlmoHybrid", {KV: H} | turned(5e5)),
+    "hunyuan": ("hunyuan_v1_dense", "HunYuanDenseV1", {KV: 2} | turned(1e4)),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        "MiMoV2Flash",
+        {KV: 1, "v_head_dim": D, "layer_types": [LOCAL] * 5 + [FULL]}
+        | WINDOW
+        | by_kind(1e4, 5e6, partial_rotary_factor=0.334),
+    ),
     "trinity": ("afmoe", "Afmoe", {KV: 2} | WINDOW | turned(1e4)),
     "minimax": (
         "minimax",
@@ -150,6 +158,7 @@ CHANGED = {
     "diffllama": ["attn.num_kv_heads=2"],
     "deepseek_v32": ["attn.index_heads=24"],
     "glm5": ["attn.index_heads=24"],
+    "mimo_v2_flash": ["layers.full.attn.gqa.num_kv_heads=1"],  # 16 query heads to each
 }
 LINEAR = {
     KimiDeltaAttention: pairs_of_kda,
@@ -160,7 +169,10 @@ LINEAR = {
 # How the names of transformers' classes for layers with a state end.
 ENDS = ("GatedDeltaNet", "DeltaAttention", "LightningAttention", "MambaLayer", "Mixer", "ShortConv")
 # Where a release calls a module of its attention otherwise.
-NAMES = {"lfm2": {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}}
+NAMES = {
+    "hunyuan": {"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
+    "lfm2": {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"},
+}
 
 
 def build(recipe: str, *overrides: str) -> list[Attention]:
@@ -291,7 +303,7 @@ def release(
                 make = create_chunked_causal_mask if kind == "chunked_attention" else None
                 given = {"attention_mask": mask(config, local, make)}
                 if turning:
-                    by_kind = [kind] if recipe in ("olmo3", "gemma3") else []
+                    by_kind = [kind] if recipe in ("olmo3", "gemma3", "mimo_v2_flash") else []
                     given["position_embeddings"] = turning(torch.zeros(B, T, E), at, *by_kind)
                 for usual, own_name in NAMES.get(recipe, {}).items():
                     setattr(module, usual, module.get_submodule(own_name))

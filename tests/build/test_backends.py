@@ -54,6 +54,7 @@ KINDS = {
     "kimi_linear": ["fla", "sdpa"],
     "llama4": ["flex", "sdpa"],
     "mamba2": ["fla"],
+    "mimo_v2_flash": ["flex", "sdpa"],
     "minimax": ["fla", "sdpa"],
     "mistral": ["flex"],
     "olmo3": ["flex", "sdpa"],

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
+from gptattn.attention.convolution import ShortConvolution
 from gptattn.attention.linear import Linear
-from gptattn.attention.recurrence import ShortConvolution
 
 
 class GatedShortConvolution(Attention):
