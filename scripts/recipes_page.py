@@ -23,7 +23,7 @@ from measuring.decode import layer_seconds
 from measuring.menu import Stack
 from measuring.tables import ratio, set_threads, spread, timed
 
-from gptattn.attention import MultiHeadLatentAttention, SoftmaxAttention
+from gptattn.attention import GatedShortConvolution, MultiHeadLatentAttention, SoftmaxAttention
 from gptattn.build.model import build_model
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare.plots import COLOURS, STYLE
@@ -37,8 +37,15 @@ from gptattn.training.speed import interleave
 DOCS = CONF.parent / "docs"
 PAGE, BASE = DOCS / "recipes.md", "llama3"
 TRAIN_T, DECODE_S, CACHE_S = 512, 1024, (8192, 32768)
-BLUE, ORANGE, GREEN, _, PINK, SKY = COLOURS
-KINDS = {"full": BLUE, "window": SKY, "no positions": ORANGE, "latent": PINK, "linear": GREEN}
+BLUE, ORANGE, GREEN, RED, PINK, SKY = COLOURS
+KINDS = {
+    "full": BLUE,
+    "window": SKY,
+    "no positions": ORANGE,
+    "latent": PINK,
+    "linear": GREEN,
+    "convolution": RED,
+}
 TABLE = re.compile(r"(<!-- table -->\n).*(<!-- end of the table -->)", re.DOTALL)
 HEADINGS = (
     "| recipe | release | year | layers | parameters | cache, 8,192 | cache, 32,768 | training "
@@ -56,10 +63,12 @@ def build(name: str, context: int = DECODE_S, device: str = "meta") -> GPT:
 
 
 def name_kinds(model: GPT) -> list[str]:
-    """Return each layer's kind: full, window, no positions, latent or linear."""
+    """Return each layer's kind: full, window, no positions, latent, linear or convolution."""
     found = []
     for layer in (block.attention for block in model.layers()):
-        if not isinstance(layer, SoftmaxAttention):
+        if isinstance(layer, GatedShortConvolution):
+            found.append("convolution")
+        elif not isinstance(layer, SoftmaxAttention):
             found.append("linear")
         elif isinstance(layer, MultiHeadLatentAttention):
             found.append("latent")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gptattn.attention import Attention, Cache, HasMaps, Shared
 from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.attention.variants.short_conv import GatedShortConvolution
 
 B, T, E = 2, 11, 30  # the context is filled
 
@@ -60,7 +61,11 @@ def with_maps(attention: Attention) -> HasMaps:
 
 def receptive_field(attention: Attention) -> Tensor:
     """[T, T], True where output t may depend on input u: a window W is W tokens, its own too."""
-    window = (attention.rule().window if isinstance(attention, SoftmaxAttention) else None) or T
+    window = T
+    if isinstance(attention, SoftmaxAttention):
+        window = attention.rule().window or T
+    elif isinstance(attention, GatedShortConvolution):
+        window = attention.conv.size
     return torch.ones(T, T, dtype=torch.bool).tril().triu(1 - window)
 
 

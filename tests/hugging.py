@@ -210,3 +210,13 @@ def pairs_of_lightning(mine: Any, theirs: Any) -> list[Pair]:
         Pair(mine.gain_C, theirs.norm.weight),
         Pair(mine.out_proj.weight, theirs.out_proj.weight),
     ]
+
+
+def pairs_of_short_conv(mine: Any, theirs: Any) -> list[Pair]:
+    """Where the parameters of our gated short convolution lie in theirs."""
+    gates = enumerate((mine.W_write, mine.W_read, mine.W_value))
+    return [
+        *(Pair(W.weight, theirs.in_proj.weight, lambda x, i=i: x.chunk(3)[i]) for i, W in gates),
+        Pair(mine.conv.weight_C1K, theirs.conv.weight),
+        Pair(mine.out_proj.weight, theirs.out_proj.weight),
+    ]

@@ -81,6 +81,14 @@ COSTS: list[tuple[str, dict[str, Any], int, tuple[int, int], dict[tuple[int, int
     ),
     ("lightning", {}, 5 * E * E + 2 * E, (0, H * D * D * 4), {(1, 1000): 5 * H * D * D}),
     (
+        "short_conv",
+        {},
+        4 * E * E + 3 * E + E,
+        (0, 2 * E * 2),
+        # Three multiply-adds of the convolution; two gates.
+        {(100, 100): 8 * E * 100, (1, 100): 8 * E},
+    ),
+    (
         "mamba2",
         {},
         6 * E * E + 2 * E * (N + H) + (2 * E + 2 * N) * 5 + 6 * H + 2 * E + E,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from building import build_attention, class_of, settings
+from building import build_attention, class_of, settings, takes
 from contract import assert_agree, assert_same, draw
 from fla_kernels import kernel
 from support import refuses
@@ -73,6 +73,8 @@ def test_only_queries_keys_and_values_are_rounded_to_the_type_of_the_projections
 
 
 def test_it_is_refused_without_a_gpu_or_the_package_or_a_state(variant, monkeypatch):
+    if not takes(variant, "backend"):
+        pytest.skip("has one form only")
     if not issubclass(class_of("attn", variant), RecurrentAttention):
         with refuses("attn.backend: sdpa"):
             build_attention(variant, backend="fla")

@@ -23,6 +23,7 @@ from hugging import (
     pairs_of_kda,
     pairs_of_lightning,
     pairs_of_mamba2,
+    pairs_of_short_conv,
     projections,
     rope,
 )
@@ -37,6 +38,7 @@ from gptattn.attention.variants.kda import KimiDeltaAttention
 from gptattn.attention.variants.lightning import LightningAttention
 from gptattn.attention.variants.mamba2 import Mamba2
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
+from gptattn.attention.variants.short_conv import GatedShortConvolution
 from gptattn.build.model import build_layer
 from gptattn.settings.compose import settings
 from gptattn.settings.config import CONF
@@ -54,8 +56,8 @@ def turned(theta: float, **more: float) -> dict[str, Any]:
     return {"rope_parameters": rope(theta, **more)}
 
 
-def by_kind(local: float, full: float) -> dict[str, Any]:
-    return {"rope_parameters": {LOCAL: rope(local), FULL: rope(full)}}
+def by_kind(local: float, full: float, **more: float) -> dict[str, Any]:
+    return {"rope_parameters": {LOCAL: rope(local, **more), FULL: rope(full, **more)}}
 
 
 # Recipe -> transformers' module, the name that its classes begin with, and the settings of the
@@ -93,6 +95,13 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DeepseekV32",
         DEEPSEEK | {"index_n_heads": 24, "index_head_dim": D, "index_topk": 8} | turned(1e4),
     ),
+    "glm5": (
+        "glm_moe_dsa",
+        "GlmMoeDsa",
+        DEEPSEEK
+        | {"q_lora_rank": 16, "index_n_heads": 24, "index_head_dim": D, "index_topk": 8}
+        | turned(1e6),
+    ),
     "llama4": (
         "llama4",
         "Llama4Text",
@@ -106,6 +115,18 @@ RELEASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"layer_types": [LINEAR_LAYERS] * 3 + [FULL], "q_lora_rank": None}
         | {"linear_head_dim": D, "linear_num_heads": H},
     ),
+    "lfm2": ("lfm2", "Lfm2", {KV: 2, "layer_types": ["conv", "conv", FULL]} | turned(1e6)),
+    "minimax_m2": ("minimax_m2", "MiniMaxM2", {KV: 2} | turned(5e6, partial_rotary_factor=0.5)),
+    "olmo_hybrid": ("olmo_hybrid", "OlmoHybrid", {KV: H} | turned(5e5)),
+    "hunyuan": ("hunyuan_v1_dense", "HunYuanDenseV1", {KV: 2} | turned(1e4)),
+    "mimo_v2_flash": (
+        "mimo_v2_flash",
+        "MiMoV2Flash",
+        {KV: 1, "v_head_dim": D, "layer_types": [LOCAL] * 5 + [FULL]}
+        | WINDOW
+        | by_kind(1e4, 5e6, partial_rotary_factor=0.334),
+    ),
+    "trinity": ("afmoe", "Afmoe", {KV: 2} | WINDOW | turned(1e4)),
     "minimax": (
         "minimax",
         "MiniMax",
@@ -136,14 +157,22 @@ CHANGED = {
     "mamba2": ["attn.groups=2", "attn.chunk=4"],
     "diffllama": ["attn.num_kv_heads=2"],
     "deepseek_v32": ["attn.index_heads=24"],
+    "glm5": ["attn.index_heads=24"],
+    "mimo_v2_flash": ["layers.full.attn.gqa.num_kv_heads=1"],  # 16 query heads to each
 }
 LINEAR = {
     KimiDeltaAttention: pairs_of_kda,
     Mamba2: pairs_of_mamba2,
     LightningAttention: pairs_of_lightning,
+    GatedShortConvolution: pairs_of_short_conv,
 }
 # How the names of transformers' classes for layers with a state end.
-ENDS = ("GatedDeltaNet", "DeltaAttention", "LightningAttention", "MambaLayer", "Mixer")
+ENDS = ("GatedDeltaNet", "DeltaAttention", "LightningAttention", "MambaLayer", "Mixer", "ShortConv")
+# Where a release calls a module of its attention otherwise.
+NAMES = {
+    "hunyuan": {"q_norm": "query_layernorm", "k_norm": "key_layernorm"},
+    "lfm2": {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"},
+}
 
 
 def build(recipe: str, *overrides: str) -> list[Attention]:
@@ -179,6 +208,19 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
             Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
             Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
             Pair(mine.W_query.weight, theirs.q_b_proj.weight),
+        ]
+    if isinstance(mine, GatedDeltaNet) and recipe == "olmo_hybrid":
+        names = {"query": "q", "key": "k", "value": "v", "gate": "g", "decay": "a", "beta": "b"}
+        weights = {f"W_{own}": f"{other}_proj" for own, other in names.items()}
+        return [
+            *(
+                Pair(getattr(mine, own).weight, getattr(theirs, other).weight)
+                for own, other in (weights | {"out_proj": "o_proj"}).items()
+            ),
+            Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
+            Pair(mine.a_log_H, theirs.A_log),
+            Pair(mine.decay_bias_H, theirs.dt_bias),
+            Pair(mine.gain_V, theirs.o_norm.weight),
         ]
     if isinstance(mine, GatedDeltaNet):
         # Their rows of a key head: D of queries, D of keys, 2 D of values, 2 D of gates.
@@ -219,7 +261,9 @@ def pairs_of(mine: Attention, theirs: Any, recipe: str) -> list[Pair]:
             found.append(Pair(parts["qk_norm"].get_parameter(gain), norm.weight, less=less))
     if "sink" in parts:
         found.append(Pair(parts["sink"].sink_H, theirs.sinks))
-    if "gate" in parts:  # theirs holds, head by head, D rows of queries and D of gates
+    if "gate" in parts and recipe == "trinity":
+        found.append(Pair(parts["gate"].W_gate.weight, theirs.gate_proj.weight))
+    elif "gate" in parts:  # theirs holds, head by head, D rows of queries and D of gates
         for i, weight in enumerate((mine.W_query.weight, parts["gate"].W_gate.weight)):
             part = lambda w, i=i: w.view(H, 2, D, E)[:, i]  # noqa: E731
             found.append(Pair(weight, theirs.q_proj.weight, part))
@@ -249,7 +293,7 @@ def release(
         at, modules, calls = torch.arange(T)[None], [], []
         for i, kind in enumerate(kinds):
             given: dict[str, Any] = {"attention_mask": None}
-            if kind in (LINEAR_LAYERS, "mamba"):
+            if kind in (LINEAR_LAYERS, "mamba", "conv"):
                 module = next(one for one in linear if one)(config, layer_idx=i)
                 if recipe == "minimax":
                     given["position_embeddings"] = None
@@ -259,8 +303,10 @@ def release(
                 make = create_chunked_causal_mask if kind == "chunked_attention" else None
                 given = {"attention_mask": mask(config, local, make)}
                 if turning:
-                    by_kind = [kind] if recipe in ("olmo3", "gemma3") else []
+                    by_kind = [kind] if recipe in ("olmo3", "gemma3", "mimo_v2_flash") else []
                     given["position_embeddings"] = turning(torch.zeros(B, T, E), at, *by_kind)
+                for usual, own_name in NAMES.get(recipe, {}).items():
+                    setattr(module, usual, module.get_submodule(own_name))
             if recipe == "diffllama":  # has no gain: it gets one, as the authors' own code has it
                 module.groupnorm = nn.RMSNorm(2 * D, eps=EPS)
             modules.append(module)

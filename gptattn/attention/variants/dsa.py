@@ -22,7 +22,7 @@ from gptattn.attention.rule import Rule, Span, place, visible, weights
 from gptattn.attention.softmax import Common, Placed, Step, seen_pairs, split_heads
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.position.base import Positions
-from gptattn.position.rope import RotaryPosition
+from gptattn.position.rope import Pairs, RotaryPosition
 
 EPS = 1e-6  # of the norm of the indexer's keys, as in the authors' code
 LOSS = "index_loss"
@@ -34,8 +34,8 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     x [B, T, d_in] -> y [B, T, d_out]. The score of a query and a key is
     sum_i w_i relu(q_i . k) / sqrt(I J), with queries q_i of I = index_heads heads from the queries'
     latent, one key k per token after a LayerNorm, and weights w_i from x. The first P = rope_dim
-    numbers of both rotate in half-split pairs, whatever the main attention's. Of equal scores,
-    which ReLU makes, the newest keys are chosen.
+    numbers of both rotate in pairs as `index_pairs` says, whatever the main attention's. Of equal
+    scores, which ReLU makes, the newest keys are chosen.
 
     Below 1, index_heads is a share of num_heads and topk one of the context. index_dim=None: the
     size of a head. Raises ValueError for impossible sizes, and for backend=flex.
@@ -61,6 +61,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         *,
         index_heads: float = 0.5,
         index_dim: int | None = None,
+        index_pairs: Pairs = "half",
         topk: float = 0.25,
         kv_rank: float = 0.3333,
         query_rank: float | None = 0.6667,
@@ -88,9 +89,9 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
                 f"rotate; give {max(1, self.rope_dim)} or more"
             )
         self.index_position = self.position
-        if isinstance(self.position, RotaryPosition) and self.position.pairs != "half":
+        if isinstance(self.position, RotaryPosition) and self.position.pairs != index_pairs:
             at = self.position
-            how = (at.base, at.fraction, at.stretch, at.original_context)
+            how = (at.base, at.fraction, at.stretch, at.original_context, index_pairs)
             self.index_position = RotaryPosition(at.context_length, self.rope_dim, *how)
         source = d_in if self.query_rank is None else self.query_rank
         self.W_index_query = Linear(source, self.index_heads * self.index_dim, bias=False)
