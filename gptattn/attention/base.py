@@ -251,6 +251,21 @@ def window_of(window: float | None, context_length: int, name: str = "window") -
     return window
 
 
+def rank_of(name: str, rank: float, width: int, most: int) -> int:
+    """Return the rank; a share of the width is rounded to a multiple of 8 if `most` allows.
+
+    Raises ValueError, naming the argument `name`, if it is not from 1 to `most`.
+    """
+    if isinstance(rank, float) and 0 < rank < 1:
+        return min(most, max(8, 8 * round(rank * width / 8)))
+    if not (isinstance(rank, int) and 1 <= rank <= most):
+        raise ValueError(
+            f"{name}={rank} does not fit; give 1 to {most} (more would compress nothing), or a "
+            "share of the width below 1"
+        )
+    return rank
+
+
 def check_sizes(d_out: int, num_heads: int, num_kv_heads: int) -> None:
     """Raise ValueError for impossible sizes; the message starts with the argument's name."""
     if num_heads < 1 or d_out % num_heads:

@@ -243,6 +243,7 @@ def build_layer(
             encodings[kind] = build_position(cfg, chosen, heads)
         position = encodings[kind]
     shared = shared_arguments(cfg) | {"position": position, "layer": layer}
+    shared["provided"] = frozenset(provided)
     made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
     sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
     if not isinstance(made, Attention) and position is not None and position.decays:

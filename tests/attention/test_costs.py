@@ -87,6 +87,25 @@ COSTS: list[tuple[str, dict[str, Any], int, tuple[int, int], dict[tuple[int, int
         (0, 2 * H * N * D * 4 + 3 * (2 * E + 2 * N) * 2),
         {(1, 1000): 5 * 2 * H * N * D},
     ),
+    # Adapters of ranks 64, 64 and 128, six mixes, three biases or more, and six gains; the state
+    # and the last token.
+    (
+        "rwkv7",
+        {},
+        4 * E * E + 2 * E * 256 + 13 * E + E,
+        (0, H * D * D * 4 + E * 2),
+        {
+            (1, 1000): 9 * H * D * D,
+            (100, 100): count_flops(100, 32, H, D, D, delta=True, channels=True, removes=True),
+        },
+    ),
+    (
+        "rwkv7",
+        {"layer": 1, "num_layers": 2, "provided": ["rwkv7_values"]},
+        4 * E * E + 2 * E * (256 + 32) + 14 * E + E,
+        (0, H * D * D * 4 + E * 2),
+        {},
+    ),
 ]
 
 
