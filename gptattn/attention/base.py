@@ -52,6 +52,7 @@ class Attention(nn.Module, ABC):
     keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
     decodes_from_cache: ClassVar[bool] = True  # False: it reads the whole prefix again
     stops_gradient: ClassVar[bool] = False  # on purpose, as before a choice or when rounding
+    shares_freely: ClassVar[bool] = False  # no later layer has to take what it `provides`
     plain_backend: ClassVar[str] = ""  # what `auto` is on a CPU; "": it has no backends
     d_in: int
     d_out: int

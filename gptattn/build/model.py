@@ -102,7 +102,8 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
                     f"{getattr(module, 'title', type(module).__name__)} in layer {layer} does not "
                     "keep documents apart; leave one of the two out",
                 )
-    shared = [(layer, name) for layer, one in enumerate(attentions) for name in one.provides()]
+    bound = ((layer, one) for layer, one in enumerate(attentions) if not one.shares_freely)
+    shared = [(layer, name) for layer, one in bound for name in one.provides()]
     if shared and not any(attention.needs() for attention in attentions):
         layer, name = shared[0]
         said = f"layer {layer} provides {name}, and no later layer takes them"

@@ -51,6 +51,7 @@ class RWKV7(RecurrentAttention):
     delta: ClassVar[bool] = True
     by_channel: ClassVar[bool] = True
     removes: ClassVar[bool] = True
+    shares_freely: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -76,8 +77,7 @@ class RWKV7(RecurrentAttention):
         D, C = d_out // num_heads, d_out
         self.head_dim, self.state_sizes = D, (num_heads, D, D)  # S [H, D, V]
         self.mixes = value_residual and VALUES in provided
-        # The last layer has nobody to share with.
-        self.shares = value_residual and not self.mixes and layer < num_layers - 1
+        self.shares = value_residual and not self.mixes
 
         def adapter(name: str, rank: float, bias_C: Tensor | None = None) -> "Adapter":
             return Adapter(d_in, C, rank_of(name, rank, C, min(d_in, C)), bias_C)
