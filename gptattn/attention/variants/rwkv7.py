@@ -45,7 +45,8 @@ class RWKV7(RecurrentAttention):
     sizes and ranks.
 
     Source: Peng et al. 2025, arXiv:2503.14456, sec. 4; initial values as in the authors' code,
-    github.com/BlinkDL/RWKV-LM, except for the projections, which start as in the other attentions.
+    github.com/BlinkDL/RWKV-LM, except for the projections, which start as in the other attentions;
+    the second matrices of adapters are orthogonal there, and here only as large.
     """
 
     delta: ClassVar[bool] = True
@@ -111,7 +112,7 @@ class RWKV7(RecurrentAttention):
         for_query, for_decay, for_key, for_value, for_removal, for_gate = x_XBTE.unbind(0)
         q, k, v = self.W_query(for_query), self.W_key(for_key), self.W_value(for_value)
         if self.residual is not None:
-            v = torch.lerp(v, shared.state[VALUES], self.residual(for_value).sigmoid())
+            v = v + self.residual(for_value).sigmoid() * (shared.state[VALUES] - v)
         elif self.shares:
             shared.state[VALUES] = v
         decay, rate = self.decay(for_decay, torch.tanh), self.removal(for_removal)
@@ -170,7 +171,7 @@ class RWKV7(RecurrentAttention):
         for module in self.modules():
             if isinstance(module, Adapter):
                 module.down.weight.zero_()
-                nn.init.orthogonal_(module.up.weight, gain=0.1)
+                module.up.weight.normal_(0.0, 0.1 * self.d_out**-0.5)
 
 
 class Adapter(nn.Module):
