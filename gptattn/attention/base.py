@@ -53,6 +53,7 @@ class Attention(nn.Module, ABC):
     keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
     decodes_from_cache: ClassVar[bool] = True  # False: it reads the whole prefix again
     stops_gradient: ClassVar[bool] = False  # on purpose, as before a choice or when rounding
+    shares_freely: ClassVar[bool] = False  # no later layer has to take what it `provides`
     plain_backend: ClassVar[str] = ""  # what `auto` is on a CPU; "": it has no backends
     d_in: int
     d_out: int
@@ -250,6 +251,21 @@ def window_of(window: float | None, context_length: int, name: str = "window") -
             f"{context_length} tokens, the token itself included, or a share of the context below 1"
         )
     return window
+
+
+def rank_of(name: str, rank: float, width: int, most: int) -> int:
+    """Return the rank; a share of the width is rounded to a multiple of 8 if `most` allows.
+
+    Raises ValueError, naming the argument `name`, if it is not from 1 to `most`.
+    """
+    if isinstance(rank, float) and 0 < rank < 1:
+        return min(most, max(8, 8 * round(rank * width / 8)))
+    if not (isinstance(rank, int) and 1 <= rank <= most):
+        raise ValueError(
+            f"{name}={rank} does not fit; give 1 to {most} (more would compress nothing), or a "
+            "share of the width below 1"
+        )
+    return rank
 
 
 def check_sizes(d_out: int, num_heads: int, num_kv_heads: int) -> None:

@@ -4,8 +4,10 @@ A state S [D, V] per head replaces keys and values. Every token decays it, write
 
     decayed linear attention    S = exp(g) S;    S = S + k v^T;                     o = S^T q
     the gated delta rule        S = exp(g) S;    S = S + beta k (v - k^T S)^T;      o = S^T q
+    diagonal plus low rank      S = exp(g) S + b (S^T a)^T + k v^T;                 o = S^T q
 
-The log decay g <= 0 is one number per head, g [B, H, T], or one per channel of the key,
+The last removes by keys of its own: `a` reads S before the decay, and what it finds is written at
+b. The log decay g <= 0 is one number per head, g [B, H, T], or one per channel of the key,
 g [B, H, T, D], which decays the rows of S. `step` is the definition, for one token. The chunked
 forms compute the same for all tokens of a row by products within chunks, and only the states
 between chunks one after the other. In rows of several documents each begins with a state of zero:
@@ -60,6 +62,7 @@ class RecurrentAttention(Attention):
     plain_backend: ClassVar[str] = "chunked"
     delta: ClassVar[bool] = False  # whether it follows the delta rule
     by_channel: ClassVar[bool] = False  # whether each channel of a key has a decay of its own
+    removes: ClassVar[bool] = False  # whether it removes by keys of their own, `a` and `b`
     writes: int = 1  # of a token to the state
     state_sizes: tuple[int, int, int]  # H, D and V of the state, which the mechanism sets
 
@@ -111,12 +114,13 @@ class RecurrentAttention(Attention):
         cache: Cache | None,
         positions: Positions,
         dtype: torch.dtype,
+        removal: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Return the outputs [B, H, T, V], and write the state after them to the cache.
 
         One token with a cache takes `step`, others the backend. Without beta, H / G heads may share
         queries and keys. P = T * `writes`, the writes of a token side by side. `dtype` is the type
-        of the projections, in which fla multiplies.
+        of the projections, in which fla multiplies. `removal`: as in `chunked_delta`.
         """
         s_BHDV = None if cache is None else cache.tensors["state"]
         documents = positions if isinstance(positions, Documents) else None
@@ -124,11 +128,13 @@ class RecurrentAttention(Attention):
             there = (positions >= 0)[..., None, :, None]
             g = g * (there if g.ndim == q_BGTD.ndim else there[..., 0])
             k_BGPD = k_BGPD * there.repeat_interleave(self.writes, -2)
+            removal = removal and (removal[0], removal[1] * there)
         if s_BHDV is not None and q_BGTD.shape[2] == 1:
             q, k = q_BGTD, k_BGPD
             if (R := v_BHPV.shape[1] // q.shape[1]) > 1:
                 q, k = q.repeat_interleave(R, 1), k.repeat_interleave(R, 1)
-            y_BHV, after = step(q.squeeze(2), k, v_BHPV, g.squeeze(2), beta_BHP, s_BHDV)
+            inputs = q.squeeze(2), k, v_BHPV, g.squeeze(2), beta_BHP, s_BHDV
+            y_BHV, after = step(*inputs, removal)
             s_BHDV.copy_(after)
             return y_BHV.unsqueeze(2)
         q, n = q_BGTD, self.writes
@@ -142,10 +148,10 @@ class RecurrentAttention(Attention):
             y_BHPV, after = by_fla(self.kernel, *inputs, documents, dtype)
         else:
             how = s_BHDV, self.chunk, documents and documents.start_BT
-            if beta_BHP is None:
+            if beta_BHP is None and removal is None:
                 y_BHPV, after = chunked_linear(q, k_BGPD, v_BHPV, g, *how)
             else:
-                y_BHPV, after = chunked_delta(q, k_BGPD, v_BHPV, g, beta_BHP, *how)
+                y_BHPV, after = chunked_delta(q, k_BGPD, v_BHPV, g, beta_BHP, *how, removal)
         if s_BHDV is not None:
             s_BHDV.copy_(after)
         return y_BHPV if n == 1 else y_BHPV[:, :, n - 1 :: n]
@@ -158,6 +164,7 @@ class RecurrentAttention(Attention):
             "fla is not installed; pip install 'gptattn[fla]'": not tools.fla,
             "fla takes heads of up to 256": max(self.state_sizes[1:]) > 256,
             "fla in float32 is not measured": dtype.itemsize > 2,
+            "fla's removal is not measured": self.removes,
             # Triton miscompiled a gate per head for Hopper, and fla refuses it there (fla#640,
             # fla#983); a gate per channel has kernels of its own.
             "fla needs torch 2.12.1 on this GPU, which brings Triton 3.7.1": (
@@ -180,9 +187,10 @@ class RecurrentAttention(Attention):
     def flops(self, T: int, S: int) -> int:
         H, D, V = self.state_sizes
         if T == 1 < S:
-            # `step`: a state decays in D V; what it gets and gives, and a correction, take 2 D V.
-            return (3 + (4 if self.delta else 2) * self.writes) * H * D * V
-        how = {"delta": self.delta, "channels": self.by_channel}
+            # `step`: a state decays in D V; what it gets and gives, a correction, and a removal's
+            # write take 2 D V.
+            return (3 + (4 if self.delta else 2) * self.writes + 2 * self.removes) * H * D * V
+        how = {"delta": self.delta, "channels": self.by_channel, "removes": self.removes}
         chunk = FLA_CHUNK if self.backend == "fla" else self.chunk
         return count_flops(T * self.writes, chunk, H, D, V, G=self.groups, **how)
 
@@ -217,17 +225,20 @@ def step(
     g: Tensor,
     beta_BHP: Tensor | None,
     s_BHDV: Tensor,
+    removal: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, V] of one token with P writes, and the state after it.
 
-    g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule.
+    g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule;
+    `removal`, a and b [B, H, 1, D], is added to the first.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
     arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1; several
-    writes: Siems et al. 2025, arXiv:2502.10297.
+    writes: Siems et al. 2025, arXiv:2502.10297; removal: Peng et al. 2025, arXiv:2503.14456.
     """
     decay = g.exp()[..., None] if g.ndim == q_BHD.ndim else g.exp()[..., None, None]
-    s_BHDV = decay * s_BHDV
+    found = None if removal is None else removal[1].mT * (removal[0] @ s_BHDV)
+    s_BHDV = decay * s_BHDV if found is None else decay * s_BHDV + found
     for i in range(k_BHPD.shape[2]):
         k_BH1D, write_BH1V = k_BHPD[:, :, i : i + 1], v_BHPV[:, :, i : i + 1]
         if beta_BHP is not None:
@@ -304,16 +315,21 @@ def chunked_delta(
     k_BHTD: Tensor,
     v_BHTV: Tensor,
     g: Tensor,
-    beta_BHT: Tensor,
+    beta_BHT: Tensor | None,
     s_BHDV: Tensor | None,
     chunk: int,
     start_BT: Tensor | None = None,
+    removal: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the gated delta rule's outputs [B, H, T, V] and the last state.
 
     Without a state it starts at zero. Within a chunk the steps u solve a triangular system, because
     each depends on the ones before it: (1 + A) u = beta (v - exp(b) S^T k), where b are the sums of
     g since the chunk's start and A = beta k k^T exp(b_i - b_j) below the diagonal.
+
+    With `removal`, a and b [B, H, T, D], in place of beta, and g per channel, it is diagonal plus
+    low rank. The steps are what a finds, and go to b: (1 - A_b) u = A_k v + exp(b') S^T a, where
+    A_x = a x^T exp(b'_i - b_j), and b' are the sums b of the token before.
 
     Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.3; the system: Yang et al. 2024,
     arXiv:2406.06484, sec. 3.2; per channel: Kimi Team 2025, arXiv:2510.26692, sec. 3.
@@ -322,29 +338,48 @@ def chunked_delta(
     D = q_BHTD.shape[-1]
     # Contiguous, or each product would copy its factors again.
     inputs = (x.contiguous() for x in (q_BHTD, k_BHTD, v_BHTV))
-    q, k, v, g, beta = split_chunks(chunk, *inputs, g, beta_BHT)
+    q, k, v, g = split_chunks(chunk, *inputs, g)
     starts = split_starts(start_BT, q.shape[3])
-    if g.ndim == q.ndim:
-        (weight, a), since_start, to_last = decay_channels((q, k), k, g, starts)
-        a = beta[..., None] * a
+    gain = y_v = None  # what values give to states and outputs, where u does not hold them
+    if removal is None:
+        assert beta_BHT is not None
+        (beta,) = split_chunks(chunk, beta_BHT)
+        if g.ndim == q.ndim:
+            (weight, a), since_start, to_last = decay_channels((q, k), k, g, starts)
+            a = beta[..., None] * a
+        else:
+            decay, since_start, to_last = decay_heads(g, q.dtype, starts)
+            a = beta[..., None] * decay * (k @ k.mT)
+            weight = decay * (q @ k.mT)
+        right, to_end = beta[..., None] * torch.cat([v, since_start * k], -1), to_last * k
     else:
-        decay, since_start, to_last = decay_heads(g, q.dtype, starts)
-        a = beta[..., None] * decay * (k @ k.mT)
-        weight = decay * (q @ k.mT)
-    to_end = to_last * k
+        find, to = split_chunks(chunk, *removal)
+        if start_BT is not None:  # the first token of a document finds nothing
+            first_BT = start_BT == torch.arange(T, device=start_BT.device)
+            find = find.masked_fill(split_chunks(chunk, first_BT[:, None, :, None])[0], 0.0)
+        # A token finds what the one before would read with it as a query: before its own decay, and
+        # without an exponent above zero.
+        rows, keys = (q, F.pad(find[..., 1:, :], (0, 0, 0, 1))), torch.stack([k, to])
+        ((w_v, weight), found), since_start, to_last = decay_channels(rows, keys, g, starts)
+        a_v, a = F.pad(found[..., :-1, :], (0, 0, 1, 0))
+        since_before = F.pad(since_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
+        a, right = -a, torch.cat([a_v @ v, -since_before * find], -1)
+        y_v, gain, to_end = w_v @ v, (to_last * k).mT @ v, to_last * to
     # u = u_v - u_k S for a state S that is not known yet, so the loop has only states and u.
-    right = beta[..., None] * torch.cat([v, since_start * k], -1)
     u = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)  # ignores a's rest
     keep = since_start[..., -1:, :].mT  # [..., D or 1, 1]
     s = v.new_zeros(B * H, D, V) if s_BHDV is None else s_BHDV.flatten(0, 1)
     of_chunks = (x.flatten(0, 1).unbind(1) for x in (*u.split([V, D], -1), to_end.mT, keep))
+    gains = [None] * q.shape[2] if gain is None else gain.flatten(0, 1).unbind(1)
     before, steps = [], []  # the state before each chunk, and its u
-    for u_v, u_k, to_end_chunk, keep_chunk in zip(*of_chunks, strict=True):
+    for u_v, u_k, to_end_chunk, keep_chunk, more in zip(*of_chunks, gains, strict=True):
         before.append(s)
         steps.append(torch.baddbmm(u_v, u_k, s, alpha=-1))
-        s = torch.baddbmm(keep_chunk * s, to_end_chunk, steps[-1])
+        kept = keep_chunk * s if more is None else torch.addcmul(more, keep_chunk, s)
+        s = torch.baddbmm(kept, to_end_chunk, steps[-1])
     states, u = (torch.stack(x, 1).unflatten(0, (B, H)) for x in (before, steps))
     o = (since_start * q) @ states + weight @ u
+    o = o if y_v is None else o + y_v
     return o.flatten(2, 3)[:, :, :T], s.unflatten(0, (B, H))
 
 
@@ -507,10 +542,12 @@ def count_flops(
     G: int | None = None,
     delta: bool = False,
     channels: bool = False,
+    removes: bool = False,
 ) -> int:
     """Return the FLOPs of a row in a chunked form: its products and, of the delta rule, its solve.
 
-    Queries and keys have G heads, or H. `channels`: g is per channel.
+    Queries and keys have G heads, or H. `channels`: g is per channel. `removes`: as the delta rule,
+    with keys of two kinds.
     """
     N, C = chunk_sizes(tokens, chunk)
     pairs = C * C
@@ -523,4 +560,6 @@ def count_flops(
     if not delta:
         return N * ((G or H) * scores + H * (within + carried))
     solve = C * (C - 1) * (V + D)
-    return H * N * (2 * scores + solve + within + 2 * carried)
+    kinds = 1 + removes
+    found = removes * 2 * C * C * V  # what the values written give to u
+    return H * N * (kinds * (2 * scores + within) + solve + found + 2 * carried)

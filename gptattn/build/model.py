@@ -102,7 +102,8 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
                     f"{getattr(module, 'title', type(module).__name__)} in layer {layer} does not "
                     "keep documents apart; leave one of the two out",
                 )
-    shared = [(layer, name) for layer, one in enumerate(attentions) for name in one.provides()]
+    bound = ((layer, one) for layer, one in enumerate(attentions) if not one.shares_freely)
+    shared = [(layer, name) for layer, one in bound for name in one.provides()]
     if shared and not any(attention.needs() for attention in attentions):
         layer, name = shared[0]
         said = f"layer {layer} provides {name}, and no later layer takes them"
@@ -243,6 +244,7 @@ def build_layer(
             encodings[kind] = build_position(cfg, chosen, heads)
         position = encodings[kind]
     shared = shared_arguments(cfg) | {"position": position, "layer": layer}
+    shared["provided"] = frozenset(provided)
     made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
     sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
     if not isinstance(made, Attention) and position is not None and position.decays:

@@ -33,6 +33,7 @@ NAMES_ELSEWHERE = {
     "gated_deltanet": "gdn linear delta deltanet",
     "kda": "kimi kimi_delta",
     "mamba2": "mamba ssm ssd",
+    "rwkv7": "rwkv goose",
     "lightning": "minimax lightning_attention",
     "attn.backend=sdpa": "flash flash_attention flashattention flash_attn fused",
     "rope": "rotary",

@@ -18,6 +18,8 @@ MHA, MQA = 2_360_064, 1_278_720
 PAIRS = {(3, 3): 6 * E * 2 * 2}
 PAPERS = {"expand_k": 0.75, "expand_v": 1.5, "out_bias": False}
 N = 128  # of a state of Mamba-2
+RWKV7_CACHE = 0, H * D * D * 4 + 2 * E
+LATER = {"layer": 1, "num_layers": 2, "provided": ["rwkv7_values"]}
 # Variant, arguments, parameters, bytes of a cache in bfloat16 (for each token, and besides), and
 # FLOPs of (queries, keys).
 COSTS: list[tuple[str, dict[str, Any], int, tuple[int, int], dict[tuple[int, int], int]]] = [
@@ -95,6 +97,9 @@ COSTS: list[tuple[str, dict[str, Any], int, tuple[int, int], dict[tuple[int, int
         (0, 2 * H * N * D * 4 + 3 * (2 * E + 2 * N) * 2),
         {(1, 1000): 5 * 2 * H * N * D},
     ),
+    # Adapters of ranks 64, 64 and 128 and 13 small ones; the state and the last token.
+    ("rwkv7", {}, 4 * E * E + 2 * E * 256 + 14 * E, RWKV7_CACHE, {(1, 1000): 9 * H * D * D}),
+    ("rwkv7", LATER, 4 * E * E + 2 * E * 288 + 15 * E, RWKV7_CACHE, {}),
 ]
 
 

@@ -75,8 +75,9 @@ def test_only_queries_keys_and_values_are_rounded_to_the_type_of_the_projections
 def test_it_is_refused_without_a_gpu_or_the_package_or_a_state(variant, monkeypatch):
     if not takes(variant, "backend"):
         pytest.skip("has one form only")
-    if not issubclass(class_of("attn", variant), RecurrentAttention):
-        with refuses("attn.backend: sdpa"):
+    own = class_of("attn", variant)
+    if not issubclass(own, RecurrentAttention) or own.removes:
+        with refuses(f"attn.backend: {own.plain_backend}"):
             build_attention(variant, backend="fla")
         return
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

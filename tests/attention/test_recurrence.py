@@ -1,4 +1,4 @@
-"""The two recurrences in chunks against their definition for one token, in both kinds of decay.
+"""The recurrences in chunks against their definition for one token, in both kinds of decay.
 
 The mechanisms with such a state are in test_recipes.py, as released, and in test_costs.py.
 """
@@ -12,49 +12,58 @@ from torch.utils.flop_counter import FlopCounterMode
 from gptattn.attention.recurrence import chunked_delta, chunked_linear, count_flops, step
 
 B, H, D, V = 2, 6, 5, 7
-KINDS = pytest.mark.parametrize("channels", [False, True], ids=["by_head", "by_channel"])
-RULES = pytest.mark.parametrize("delta", [False, True], ids=["linear", "delta"])
+# Whether it follows the delta rule, decays by channel, and removes by keys of its own.
+KINDS = pytest.mark.parametrize(
+    "kind",
+    [(False, False), (False, True), (True, False), (True, True), (False, True, True)],
+    ids=["linear_by_head", "linear_by_channel", "delta_by_head", "delta_by_channel", "removal"],
+)
 
 
-def drawn(tokens: int, delta: bool, channels: bool) -> list[Tensor]:
-    """Queries, keys of length 1, values, log decays and, for the delta rule, write strengths."""
+def drawn(tokens: int, delta: bool, channels: bool, removes: bool = False) -> list[Tensor]:
+    """Queries, keys of length 1, values, log decays and, for the delta rule, write strengths.
+
+    Or what a removal finds, and where it writes that.
+    """
     k = torch.nn.functional.normalize(draw(B, H, tokens, D), dim=-1)
     g = -draw(B, H, tokens, *[D] * channels).exp()
     inputs = [draw(B, H, tokens, D), k, draw(B, H, tokens, V), g]
+    if removes:
+        a = torch.nn.functional.normalize(draw(B, H, tokens, D), dim=-1)
+        return [*inputs, -a, a * draw(B, H, tokens, D).sigmoid()]
     return [*inputs, draw(B, H, tokens).sigmoid()] if delta else inputs
 
 
 def chunked(inputs: list[Tensor], s_BHDV: Tensor | None, chunk: int, start_BT=None):
-    form = chunked_delta if len(inputs) == 5 else chunked_linear
-    return form(*inputs, s_BHDV, chunk, start_BT)
+    how = s_BHDV, chunk, start_BT
+    if len(inputs) == 6:
+        return chunked_delta(*inputs[:4], None, *how, inputs[4:])
+    return (chunked_delta if len(inputs) == 5 else chunked_linear)(*inputs, *how)
 
 
 def recurrent(inputs: list[Tensor], s_BHDV: Tensor) -> tuple[Tensor, Tensor]:
     """The outputs and the last state, one step after the other."""
     y = []
-    for q, k, v, g, *beta in zip(*(x.split(1, 2) for x in inputs), strict=True):
-        y_BHV, s_BHDV = step(q[:, :, 0], k, v, g[:, :, 0], *(beta or [None]), s_BHDV)
+    for q, k, v, g, *more in zip(*(x.split(1, 2) for x in inputs), strict=True):
+        beta, removal = (None, more) if len(more) == 2 else (*more, *[None] * (2 - len(more)))
+        y_BHV, s_BHDV = step(q[:, :, 0], k, v, g[:, :, 0], beta, s_BHDV, removal)
         y.append(y_BHV)
     return torch.stack(y, 2), s_BHDV
 
 
-@RULES
 @KINDS
 @pytest.mark.parametrize(("tokens", "chunk"), [(1, 64), (7, 5), (131, 5), (131, 64)])
 @pytest.mark.parametrize("continued", [False, True])
-def test_chunks_match_the_steps_in_outputs_states_and_gradients(
-    delta, channels, tokens, chunk, continued
-):
-    inputs, s = drawn(tokens, delta, channels), draw(B, H, D, V) * continued
+def test_chunks_match_the_steps_in_outputs_states_and_gradients(kind, tokens, chunk, continued):
+    inputs, s = drawn(tokens, *kind), draw(B, H, D, V) * continued
     of = [x.requires_grad_() for x in inputs] + [s.requires_grad_()] * continued
     assert_agree(chunked(inputs, s if continued else None, chunk), recurrent(inputs, s), of)
 
 
-@RULES
 @KINDS
-def test_documents_are_as_rows_of_their_own(delta, channels):
+def test_documents_are_as_rows_of_their_own(kind):
     lengths = [1, 9, 6, 3]
-    inputs = drawn(sum(lengths), delta, channels)
+    inputs = drawn(sum(lengths), *kind)
     starts = [0, 1, 10, 16]
     start_BT = torch.repeat_interleave(torch.tensor(starts), torch.tensor(lengths)).expand(B, -1)
     y, last = chunked(inputs, None, 4, start_BT)
@@ -74,10 +83,9 @@ def test_heads_that_share_a_key_are_as_heads_that_each_have_a_copy():
     assert_same(chunked([q, k, v, g[:1]], s, 16)[0][0], chunked([*copies, v, g], s, 16)[0][0])
 
 
-@RULES
 @KINDS
-def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay(delta, channels):
-    inputs = [x.float() for x in drawn(130, delta, channels)]
+def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay(kind):
+    inputs = [x.float() for x in drawn(130, *kind)]
     g = -0.01 * inputs[3].abs()
     inputs[3] = torch.where(torch.rand_like(g) < 0.1, -1e5, g)
     s = torch.randn(B, H, D, V)
@@ -89,16 +97,18 @@ def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay(delta, channel
     assert all(x.isfinite().all() for x in gradients)
 
 
-@RULES
 @KINDS
 @pytest.mark.parametrize(("tokens", "chunk"), [(12, 4), (11, 4), (7, 64)])
-def test_flops_are_the_products_and_the_solve_of_the_chunks(delta, channels, tokens, chunk):
+def test_flops_are_the_products_and_the_solve_of_the_chunks(kind, tokens, chunk):
     with FlopCounterMode(display=False) as products:
-        chunked(drawn(tokens, delta, channels), None, chunk)
+        chunked(drawn(tokens, *kind), None, chunk)
+    (delta, channels, *_), removes = kind, len(kind) == 3
+    solves = delta or removes
     N = -(-tokens // chunk)
     C = -(-tokens // N)
-    uncounted = delta * N * C * (C - 1) * (V + D)  # the solve, which torch does not count
+    uncounted = solves * N * C * (C - 1) * (V + D)  # the solve, which torch does not count
     if channels:  # the score of each token with itself is no product of matrices
-        uncounted += N * 2 * D * (1 + delta) * (1 << (C - 1).bit_length())
-    counted = count_flops(tokens, chunk, H, D, V, delta=delta, channels=channels)
+        uncounted += N * 2 * D * (1 + solves) * (1 + removes) * (1 << (C - 1).bit_length())
+    how = {"delta": solves, "channels": channels, "removes": removes}
+    counted = count_flops(tokens, chunk, H, D, V, **how)
     assert B * (counted - H * uncounted) == products.get_total_flops()

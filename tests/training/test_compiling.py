@@ -163,18 +163,21 @@ def test_a_variant_that_names_it_decides_for_no_other(tmp_path):
 KINDS = {
     "attn=cross_layer": 2,
     "attn=cross_layer attn.share=3 part=[value_residual,forget] position=none": 4,
+    "attn=rwkv7": 2,
     "part=value_residual": 2,
     "pattern=[sliding,gqa,gqa]": 2,
 }
 MENU = [
     *KINDS,
     "attn=gated_deltanet attn.householders=2 attn.negative_eigenvalues=true",
-    *(f"attn={name}" for name in menu("attn") if name != "cross_layer"),
+    *(f"attn={name}" for name in menu("attn") if f"attn={name}" not in KINDS),
     *(f"attn=gqa part={name} position=none" for name in menu("part") if name != "value_residual"),
     *(f"position={name}" for name in menu("position")),
     *(f"recipe={name}" for name in menu("recipe")),
 ]
-OF_FLA = [f"attn={n}" for n in menu("attn") if issubclass(class_of("attn", n), RecurrentAttention)]
+STATES = {n: class_of("attn", n) for n in menu("attn")}
+STATES = {n: of for n, of in STATES.items() if issubclass(of, RecurrentAttention)}
+OF_FLA = [f"attn={n}" for n, of in STATES.items() if not of.removes]
 QUICK = ["attn=cross_layer", "attn=dsa"]
 
 

@@ -43,6 +43,7 @@ GIGABYTES = {
     "mha_wrapper": 4.47,
     "mla": 1.26,
     "mqa": 0.81,
+    "rwkv7": 12.86,
     "short_conv": 1.53,
     "single_head": 0.82,
     "sliding": 0.93,

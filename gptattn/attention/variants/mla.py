@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, einsum, nn
 
-from gptattn.attention.base import Shared, check_sizes
+from gptattn.attention.base import Shared, check_sizes, rank_of
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import (
@@ -68,12 +68,12 @@ class MultiHeadLatentAttention(SoftmaxAttention):
             common["position"] = position.resized(P) if P else position
         super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
         queries = num_heads * (D + P)
-        self.rope_dim, self.kv_rank = P, _rank("kv_rank", kv_rank, d_out, min(d_in, 2 * d_out))
+        self.rope_dim, self.kv_rank = P, rank_of("kv_rank", kv_rank, d_out, min(d_in, 2 * d_out))
         self.query_rank: int | None = None
         if query_rank is None:
             self.W_query = Linear(d_in, queries, bias=False)
         else:
-            self.query_rank = _rank("query_rank", query_rank, d_out, min(d_in, queries))
+            self.query_rank = rank_of("query_rank", query_rank, d_out, min(d_in, queries))
             self.W_query_down = Linear(d_in, self.query_rank, bias=False)
             self.query_norm = nn.RMSNorm(self.query_rank, EPS)
             self.W_query = Linear(self.query_rank, queries, bias=False)
@@ -156,18 +156,6 @@ class MultiHeadLatentAttention(SoftmaxAttention):
             return 2 * 2 * (C + P) * pairs
         # The weights' own count covers keys and values of T tokens; the cached ones are recomputed.
         return 2 * (2 * D + P) * pairs + 2 * 2 * (S - T) * C * self.d_out
-
-
-def _rank(name: str, rank: float, width: int, most: int) -> int:
-    """Return the rank; a share of the width is rounded to a multiple of 8 if `most` allows."""
-    if isinstance(rank, float) and 0 < rank < 1:
-        return min(most, max(8, 8 * round(rank * width / 8)))
-    if not (isinstance(rank, int) and 1 <= rank <= most):
-        raise ValueError(
-            f"{name}={rank} does not fit; give 1 to {most} (more would compress nothing), or a "
-            "share of the width below 1"
-        )
-    return rank
 
 
 def rope_size(rope_dim: float | None, head_dim: int, position: HeadPosition | None) -> int:
