@@ -2,10 +2,10 @@
 
 An attention writes to its cache and reads from it. The caller advances it once per step, so that
 the layers of a model share one step. `TokenCache` has an entry per token (keys and values, or a
-latent), and may keep only the first tokens and the newest.
+latent), and may keep only the first tokens and the newest. `BlockCache` has one per block, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,6 +174,87 @@ class TokenCache(Cache):
         place, newest = torch.arange(self.capacity, device=self.device), stop - 1
         number = newest - (newest - place) % (self.capacity - self.sinks)
         return torch.where(place < self.sinks, place, number) if self.sinks else number
+
+
+# Entries of tokens [batch, heads, N, size], by name; where each block's last token lies in them, -1
+# for none; its position, -1 for none: both [batch or 1, blocks] -> entries of the blocks, by name.
+Compress = Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]]
+
+
+class BlockCache(TokenCache):
+    """A `TokenCache` that also keeps a ring of the newest tokens, and entries of blocks of tokens.
+
+    Block i of a row has the tokens i * stride to i * stride + block - 1, counted from the row's
+    first token, which left padding precedes. Its entry is written when the last of them has come;
+    of the tokens in unfinished blocks, `tails` hold the newest block - 1, in order.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenCache,
+        ring: TokenCache,
+        tails: Mapping[str, Entry],
+        blocks: Mapping[str, Entry],
+        block: int,
+        stride: int,
+    ) -> None:
+        super().__init__({**tokens.tensors, **ring.tensors})
+        self.ring_window, self.of_blocks = ring.window, tuple(blocks)
+        self.block, self.stride = block, stride
+        most = max(1, self.count_blocks(self.capacity)) + 1  # the last takes what is not finished
+        like = next(iter(self.tensors.values()))
+        for entries, places in ((tails, block - 1), (blocks, most)):
+            for name, entry in entries.items():
+                # Zeros: a place that is not written yet may get a weight of 0.
+                size = len(like), entry.heads, places, entry.size
+                self.tensors[name] = like.new_zeros(size)
+
+    def count_blocks(self, tokens: int) -> int:
+        """Return how many blocks are complete after so many tokens."""
+        return max(0, (tokens - self.block) // self.stride + 1)
+
+    def write_ring(self, new: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Positions]:
+        """Append T tokens to the ring; return what they may see, and the number of each token."""
+        ring = TokenCache({name: self.tensors[name] for name in new}, self.ring_window)
+        ring.length = self.length
+        return ring.write(new)
+
+    def write_blocks(
+        self, new: Mapping[str, Tensor], positions: Positions, compress: Compress
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Append T tokens to the tails, and write the blocks that they complete.
+
+        Returns the entries of all blocks, by name, and the number of each block's last token in
+        the row, [batch or 1, blocks], -1 for a block that is not complete. There is at least one.
+        """
+        tokens = next(iter(new.values())).shape[-2]
+        start, stop, tail = self.length, self.length + tokens, self.block - 1
+        held = min(start, tail)
+        seen = {n: torch.cat([self.tensors[n][:, :, tail - held :], x], 2) for n, x in new.items()}
+        kept = min(tail, held + tokens)
+        for name, x in seen.items():
+            self.tensors[name][:, :, tail - kept :] = x[:, :, held + tokens - kept :]
+        if isinstance(positions, range):
+            padding_B1 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+            count = self.count_blocks(stop) - self.count_blocks(start)
+        else:
+            assert isinstance(positions, Tensor)  # `Attention.begin` refuses documents
+            padding_B1 = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
+            count = -(-tokens // self.stride)  # as many as there may be in a row
+        if count:
+            first_B1 = (start - padding_B1 - self.block).div(self.stride, rounding_mode="floor") + 1
+            number_BN = first_B1.clamp_min(0) + torch.arange(count, device=self.device)
+            last_BN = number_BN * self.stride + tail
+            come_BN = last_BN + padding_B1 < stop
+            place_BN = (last_BN + padding_B1 - start + held).where(come_BN, -1)
+            for name, x in compress(seen, place_BN, last_BN.where(come_BN, -1)).items():
+                to_BN = number_BN.where(come_BN, self.tensors[name].shape[2] - 1)
+                to_BHNX = to_BN[:, None, :, None].expand(x.shape)
+                self.tensors[name].scatter_(2, to_BHNX, x.to(self.tensors[name].dtype))
+        known = max(1, self.count_blocks(stop))
+        end_BN = torch.arange(known, device=self.device) * self.stride + tail + padding_B1
+        entries = {name: self.tensors[name][:, :, :known] for name in self.of_blocks}
+        return entries, end_BN.where(end_BN < stop, -1)
 
 
 def new_token_cache(
