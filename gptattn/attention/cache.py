@@ -176,85 +176,61 @@ class TokenCache(Cache):
         return torch.where(place < self.sinks, place, number) if self.sinks else number
 
 
-# Entries of tokens [batch, heads, N, size], by name; where each block's last token lies in them, -1
-# for none; its position, -1 for none: both [batch or 1, blocks] -> entries of the blocks, by name.
+# Entries of tokens [batch, heads, N, size], by name; the place in them and the position of each
+# block's last token, [batch or 1, blocks], -1 for no block -> entries of the blocks, by name.
 Compress = Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]]
 
 
-class BlockCache(TokenCache):
-    """A `TokenCache` that also keeps a ring of the newest tokens, and entries of blocks of tokens.
+def count_blocks(tokens: int, block: int, stride: int) -> int:
+    """Return how many blocks of `block` tokens, one every `stride`, are complete."""
+    return max(0, (tokens - block) // stride + 1)
 
-    Block i of a row has the tokens i * stride to i * stride + block - 1, counted from the row's
-    first token, which left padding precedes. Its entry is written when the last of them has come;
-    of the tokens in unfinished blocks, `tails` hold the newest block - 1, in order.
+
+class BlockCache(TokenCache):
+    """A `TokenCache` with tensors that have an entry per block of tokens, and other tensors.
+
+    Block i has the tokens i * stride to i * stride + block - 1 of a row, counted from its first
+    after left padding. Its entry is written when the last has come. Such tensors start as zeros,
+    and their last place takes what is not complete. Tails hold the newest block - 1 tokens, in
+    order: blocks that are not complete need them.
     """
 
-    def __init__(
-        self,
-        tokens: TokenCache,
-        ring: TokenCache,
-        tails: Mapping[str, Entry],
-        blocks: Mapping[str, Entry],
-        block: int,
-        stride: int,
-    ) -> None:
-        super().__init__({**tokens.tensors, **ring.tensors})
-        self.ring_window, self.of_blocks = ring.window, tuple(blocks)
+    def __init__(self, tensors: Mapping[str, Tensor], block: int, stride: int) -> None:
+        super().__init__(tensors)
         self.block, self.stride = block, stride
-        most = max(1, self.count_blocks(self.capacity)) + 1  # the last takes what is not finished
-        like = next(iter(self.tensors.values()))
-        for entries, places in ((tails, block - 1), (blocks, most)):
-            for name, entry in entries.items():
-                # Zeros: a place that is not written yet may get a weight of 0.
-                size = len(like), entry.heads, places, entry.size
-                self.tensors[name] = like.new_zeros(size)
-
-    def count_blocks(self, tokens: int) -> int:
-        """Return how many blocks are complete after so many tokens."""
-        return max(0, (tokens - self.block) // self.stride + 1)
-
-    def write_ring(self, new: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Positions]:
-        """Append T tokens to the ring; return what they may see, and the number of each token."""
-        ring = TokenCache({name: self.tensors[name] for name in new}, self.ring_window)
-        ring.length = self.length
-        return ring.write(new)
 
     def write_blocks(
         self, new: Mapping[str, Tensor], positions: Positions, compress: Compress
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> Tensor:
         """Append T tokens to the tails, and write the blocks that they complete.
 
-        Returns the entries of all blocks, by name, and the number of each block's last token in
-        the row, [batch or 1, blocks], -1 for a block that is not complete. There is at least one.
+        `new` holds the tokens by the names of the tails. Returns which token of the row is each
+        block's last, [batch or 1, blocks], -1 until it has come; there is at least one.
         """
-        tokens = next(iter(new.values())).shape[-2]
-        start, stop, tail = self.length, self.length + tokens, self.block - 1
-        held = min(start, tail)
+        tokens, tail = next(iter(new.values())).shape[2], self.block - 1
+        start, stop, held = self.length, self.length + tokens, min(self.length, tail)
         seen = {n: torch.cat([self.tensors[n][:, :, tail - held :], x], 2) for n, x in new.items()}
         kept = min(tail, held + tokens)
         for name, x in seen.items():
             self.tensors[name][:, :, tail - kept :] = x[:, :, held + tokens - kept :]
-        if isinstance(positions, range):
-            padding_B1 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-            count = self.count_blocks(stop) - self.count_blocks(start)
-        else:
-            assert isinstance(positions, Tensor)  # `Attention.begin` refuses documents
-            padding_B1 = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
-            count = -(-tokens // self.stride)  # as many as there may be in a row
+        before, after = (count_blocks(n, self.block, self.stride) for n in (start, stop))
+        first = padding = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        if isinstance(positions, Tensor):
+            padding = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
+            first = ((start - padding - self.block) // self.stride + 1).clamp_min(0) - before
+        count = after - before if isinstance(positions, range) else -(-tokens // self.stride)
         if count:
-            first_B1 = (start - padding_B1 - self.block).div(self.stride, rounding_mode="floor") + 1
-            number_BN = first_B1.clamp_min(0) + torch.arange(count, device=self.device)
+            number_BN = torch.arange(before, before + count, device=self.device) + first
             last_BN = number_BN * self.stride + tail
-            come_BN = last_BN + padding_B1 < stop
-            place_BN = (last_BN + padding_B1 - start + held).where(come_BN, -1)
+            come_BN = last_BN + padding < stop
+            place_BN = (last_BN + padding - start + held).where(come_BN, -1)
             for name, x in compress(seen, place_BN, last_BN.where(come_BN, -1)).items():
                 to_BN = number_BN.where(come_BN, self.tensors[name].shape[2] - 1)
                 to_BHNX = to_BN[:, None, :, None].expand(x.shape)
                 self.tensors[name].scatter_(2, to_BHNX, x.to(self.tensors[name].dtype))
-        known = max(1, self.count_blocks(stop))
-        end_BN = torch.arange(known, device=self.device) * self.stride + tail + padding_B1
-        entries = {name: self.tensors[name][:, :, :known] for name in self.of_blocks}
-        return entries, end_BN.where(end_BN < stop, -1)
+        blocks = torch.arange(max(1, after), device=self.device)
+        end_BN = blocks * self.stride + tail + padding
+        return end_BN.where(end_BN < stop, -1)
 
 
 def new_token_cache(
