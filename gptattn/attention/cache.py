@@ -176,60 +176,53 @@ class TokenCache(Cache):
         return torch.where(place < self.sinks, place, number) if self.sinks else number
 
 
-# Entries of tokens [batch, heads, N, size], by name; the place in them and the position of each
-# block's last token, [batch or 1, blocks], -1 for no block -> entries of the blocks, by name.
-Compress = Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]]
-
-
 def count_blocks(tokens: int, block: int, stride: int) -> int:
     """Return how many blocks of `block` tokens, one every `stride`, are complete."""
     return max(0, (tokens - block) // stride + 1)
 
 
 class BlockCache(TokenCache):
-    """A `TokenCache` with tensors that have an entry per block of tokens, and other tensors.
+    """A `TokenCache` with more tensors, of which some have an entry per block of tokens.
 
     Block i has the tokens i * stride to i * stride + block - 1 of a row, counted from its first
     after left padding. Its entry is written when the last has come. Such tensors start as zeros,
-    and their last place takes what is not complete. Tails hold the newest block - 1 tokens, in
-    order: blocks that are not complete need them.
+    and their last place takes what is not complete. Tails keep the newest block - 1 tokens for it.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], block: int, stride: int) -> None:
-        super().__init__(tensors)
-        self.block, self.stride = block, stride
-
     def write_blocks(
-        self, new: Mapping[str, Tensor], positions: Positions, compress: Compress
+        self,
+        new: Mapping[str, Tensor],
+        positions: Positions,
+        stride: int,
+        compress: Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]],
     ) -> Tensor:
-        """Append T tokens to the tails, and write the blocks that they complete.
+        """Append T tokens, by the names of their tails, and write the blocks that they complete.
 
-        `new` holds the tokens by the names of the tails. Returns which token of the row is each
-        block's last, [batch or 1, blocks], -1 until it has come; there is at least one.
+        `compress` makes entries by name from tokens, and from the place in them and the position of
+        each block's last token, [batch or 1, blocks], -1 for no block. Returns which token of a row
+        is each block's last, [batch or 1, blocks], -1 until it has come; there is at least one.
         """
-        tokens, tail = next(iter(new.values())).shape[2], self.block - 1
-        start, stop, held = self.length, self.length + tokens, min(self.length, tail)
-        seen = {n: torch.cat([self.tensors[n][:, :, tail - held :], x], 2) for n, x in new.items()}
-        kept = min(tail, held + tokens)
+        seen = {name: torch.cat([self.tensors[name], x], 2) for name, x in new.items()}
+        tokens = next(iter(new.values())).shape[2]
         for name, x in seen.items():
-            self.tensors[name][:, :, tail - kept :] = x[:, :, held + tokens - kept :]
-        before, after = (count_blocks(n, self.block, self.stride) for n in (start, stop))
-        first = padding = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+            self.tensors[name].copy_(x[:, :, tokens:])
+        start, stop = self.length, self.length + tokens
+        tail = next(iter(seen.values())).shape[2] - tokens
+        before, after = (count_blocks(n, tail + 1, stride) for n in (start, stop))
+        padding_B1 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         if isinstance(positions, Tensor):
-            padding = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
-            first = ((start - padding - self.block) // self.stride + 1).clamp_min(0) - before
-        count = after - before if isinstance(positions, range) else -(-tokens // self.stride)
-        if count:
-            number_BN = torch.arange(before, before + count, device=self.device) + first
-            last_BN = number_BN * self.stride + tail
-            come_BN = last_BN + padding < stop
-            place_BN = (last_BN + padding - start + held).where(come_BN, -1)
+            padding_B1 = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
+        if after > before or isinstance(positions, Tensor):
+            first_B1 = ((start - padding_B1 - tail - 1) // stride + 1).clamp_min(0)
+            number_BN = first_B1 + torch.arange(-(-tokens // stride), device=self.device)
+            last_BN = number_BN * stride + tail
+            come_BN = last_BN + padding_B1 < stop
+            place_BN = (last_BN + padding_B1 - start + tail).where(come_BN, -1)
             for name, x in compress(seen, place_BN, last_BN.where(come_BN, -1)).items():
                 to_BN = number_BN.where(come_BN, self.tensors[name].shape[2] - 1)
                 to_BHNX = to_BN[:, None, :, None].expand(x.shape)
                 self.tensors[name].scatter_(2, to_BHNX, x.to(self.tensors[name].dtype))
-        blocks = torch.arange(max(1, after), device=self.device)
-        end_BN = blocks * self.stride + tail + padding
+        end_BN = torch.arange(max(1, after), device=self.device) * stride + tail + padding_B1
         return end_BN.where(end_BN < stop, -1)
 
 
