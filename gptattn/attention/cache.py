@@ -176,6 +176,9 @@ class TokenCache(Cache):
         return torch.where(place < self.sinks, place, number) if self.sinks else number
 
 
+Compress = Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]]
+
+
 def count_blocks(tokens: int, block: int, stride: int) -> int:
     """Return how many blocks of `block` tokens, one every `stride`, are complete."""
     return max(0, (tokens - block) // stride + 1)
@@ -184,30 +187,23 @@ def count_blocks(tokens: int, block: int, stride: int) -> int:
 class BlockCache(TokenCache):
     """A `TokenCache` with more tensors, of which some have an entry per block of tokens.
 
-    Block i has the tokens i * stride to i * stride + block - 1 of a row, counted from its first
-    after left padding. Its entry is written when the last has come. Such tensors start as zeros,
-    and their last place takes what is not complete. Tails keep the newest block - 1 tokens for it.
+    Block i begins with token i * stride of a row, padding left out. Its entry is written when its
+    last token has come; the last place, for others, is not read. Tails keep block - 1 tokens.
     """
 
     def write_blocks(
-        self,
-        new: Mapping[str, Tensor],
-        positions: Positions,
-        stride: int,
-        compress: Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]],
+        self, new: Mapping[str, Tensor], positions: Positions, stride: int, compress: Compress
     ) -> Tensor:
         """Append T tokens, by the names of their tails, and write the blocks that they complete.
 
-        `compress` makes entries by name from tokens, and from the place in them and the position of
-        each block's last token, [batch or 1, blocks], -1 for no block. Returns which token of a row
-        is each block's last, [batch or 1, blocks], -1 until it has come; there is at least one.
+        Returns which token of a row ends each block, [batch or 1, blocks], -1 until it has come;
+        there is at least one. `compress` gets its place in the tokens given, and its position.
         """
+        tokens, tail = (of[next(iter(new))].shape[2] for of in (new, self.tensors))
+        start, stop = self.length, self.length + tokens
         seen = {name: torch.cat([self.tensors[name], x], 2) for name, x in new.items()}
-        tokens = next(iter(new.values())).shape[2]
         for name, x in seen.items():
             self.tensors[name].copy_(x[:, :, tokens:])
-        start, stop = self.length, self.length + tokens
-        tail = next(iter(seen.values())).shape[2] - tokens
         before, after = (count_blocks(n, tail + 1, stride) for n in (start, stop))
         padding_B1 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         if isinstance(positions, Tensor):

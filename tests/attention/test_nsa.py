@@ -44,8 +44,8 @@ def turn(layer: NativeSparseAttention, x_D: Tensor, position: int) -> Tensor:
 
 
 def squeeze(layer: NativeSparseAttention, i: int, tokens: list[Tensor]) -> Tensor:
-    hidden = gelu(layer.W_in_2DX[i] @ (torch.cat(tokens) + layer.place_2X[i]))
-    return layer.W_out_2DD[i] @ hidden
+    hidden = gelu(layer.W_in_IDX[i] @ (torch.cat(tokens) + layer.place_I111X[i].flatten()))
+    return layer.W_out_IDD[i] @ hidden
 
 
 def average(q: Tensor, k: list[Tensor], v: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,9 @@
 """Native sparse attention: compressed blocks, the blocks they point to, and a window, each gated.
 
-Letters besides those in `base.py`: C compressed blocks, J blocks that can be selected, N some of
-the blocks or tokens, X numbers of all tokens of a block.
+Letters besides those in `base.py`: C compressed blocks, J blocks to select from, N some blocks or
+tokens, X numbers of all tokens of a block, I keys and values.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar
@@ -12,7 +11,7 @@ from typing import Annotated, ClassVar
 import torch
 import torch.nn.functional as F
 from msgspec import Meta
-from torch import Tensor, nn
+from torch import Tensor, einsum, nn
 
 from gptattn.attention.base import Shared
 from gptattn.attention.cache import BlockCache, Cache, Entry, TokenCache, count_blocks
@@ -29,22 +28,20 @@ NEAR, RAW, BLOCKS = ("k_near", "v_near"), ("k_raw", "v_raw"), ("k_block", "v_blo
 class NativeSparseAttention(SoftmaxAttention):
     """The sum of three attentions of the same queries, each times a gate sigmoid(x W) per head.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Each branch has its own num_kv_heads heads of keys and
-    values. The compressed branch sees an entry per complete block of `block` tokens, of which one
+    x [B, T, d_in] -> y [B, T, d_out]. Each branch has num_kv_heads heads of keys and values of its
+    own. The compressed branch sees an entry per complete block of `block` tokens, of which one
     begins every `stride` tokens. The selected branch sees the tokens of `topk` blocks of
-    `select_block` tokens, side by side: the first, the newest two, and those with the highest
-    scores. A score sums the compressed branch's weights over the heads of a group and the entries,
-    each times overlap / stride; of equal ones the newest is chosen. The window branch sees the
-    newest `window` tokens. Blocks are counted from the first token.
+    `select_block`, side by side: the first, the newest two, and those of highest score, the sum of
+    the compressed branch's weights over the heads of a group and the entries, each times overlap /
+    stride; of equal ones the newest. The window branch sees the newest `window` tokens.
 
     An entry is W_out gelu(W_in (tokens of the block, side by side + p)), of keys before they rotate
     or of values, at the position of its last token; p is learned, and heads share all three. The
     paper leaves that position open, and the size of its MLP, here a hidden layer of D. Gates have
     no bias, as in fla, whose branches share keys and values, and whose entries are means.
 
-    Once built, `num_kv_heads` counts all branches, as parts act on all. The choice has no gradient.
-    `attention_weights` averages the branches by their gates, and spreads an entry's weight over its
-    tokens. Raises ValueError for sizes that do not fit.
+    Once built, `num_kv_heads` counts all branches, as parts act on all. Maps are the branches' mean
+    by their gates, an entry's weight spread over its tokens. Raises ValueError for unfit sizes.
 
     Source: Yuan et al. 2025, arXiv:2502.11089, sec. 3.2 and 3.3; blocks always chosen: sec. 4.1.
     """
@@ -87,9 +84,9 @@ class NativeSparseAttention(SoftmaxAttention):
         self.W_branch = Linear(d_in, 3 * num_heads, bias=False)
         # Of keys and of values; no Linear layers, which costs take to read each token.
         D, X = self.head_dim, block * self.head_dim
-        self.place_2X = nn.Parameter(torch.zeros(2, X))
-        self.W_in_2DX = nn.Parameter(torch.randn(2, D, X) * X**-0.5)
-        self.W_out_2DD = nn.Parameter(torch.randn(2, D, D) * D**-0.5)
+        self.place_I111X = nn.Parameter(torch.zeros(2, 1, 1, 1, X))
+        self.W_in_IDX = nn.Parameter(torch.randn(2, D, X) * X**-0.5)
+        self.W_out_IDD = nn.Parameter(torch.randn(2, D, D) * D**-0.5)
         self.out_proj = Linear(d_out, d_out, bias=out_bias)
 
     def rule(self) -> Rule:
@@ -104,13 +101,12 @@ class NativeSparseAttention(SoftmaxAttention):
         q_BHTD, k, v = self.project(x_BTE)
         for part in self._parts:
             q_BHTD, k, v = part.heads(q_BHTD, k, v, shared)
-        new: dict[str, Tensor] = {}
+        new = {"gate": split_heads(torch.sigmoid(self.W_branch(x_BTE)), 3 * self.num_heads)}
         new["k_raw"], k = k.split([self.groups, 2 * self.groups], dim=1)
         if self.position is not None:
             q_BHTD, k = self.position.rotate(q_BHTD, k, shared.positions)
         new["k"], new["k_near"] = k.chunk(2, dim=1)
         new["v_raw"], new["v"], new["v_near"] = v.chunk(3, dim=1)
-        new["gate"] = split_heads(torch.sigmoid(self.W_branch(x_BTE)), 3 * self.num_heads)
         return q_BHTD, new
 
     def cached(self) -> dict[str, Entry]:
@@ -119,10 +115,9 @@ class NativeSparseAttention(SoftmaxAttention):
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
-        """Return the entries of all keys and blocks, and the positions of the keys.
+        """Return the entries of keys and blocks, and the keys' positions, after a -1 also in "pos".
 
-        Also which token ends a block, "end" [B or 1, C], -1 for no block, which ones the window
-        branch has if not all, "near" [1, 1, N], and after a -1 the positions "pos" [B or 1, 1 + S].
+        "end" [B or 1, C] is which token ends a block, -1 for none; "near" which the window has.
         """
         held, k_pos = {**new}, shared.positions
         if cache is not None:
@@ -131,11 +126,10 @@ class NativeSparseAttention(SoftmaxAttention):
             ring = TokenCache({name: cache.tensors[name] for name in NEAR}, self.window)
             ring.length = cache.length
             near, which = ring.write({name: new[name] for name in NEAR})
-            held |= (
-                stored | near | ({"near": which[None, None]} if isinstance(which, Tensor) else {})
-            )
-            raw = {name: new[name] for name in RAW}
-            held["end"] = cache.write_blocks(raw, shared.positions, self.stride, self.compress)
+            if isinstance(which, Tensor):
+                near["near"] = which[None, None]
+            raw, at = {name: new[name] for name in RAW}, shared.positions
+            held |= stored | near | {"end": cache.write_blocks(raw, at, self.stride, self.compress)}
             held |= {name: cache.tensors[name][:, :, : held["end"].shape[1]] for name in BLOCKS}
         S, device = held["k"].shape[2], held["k"].device
         pos_BS = Span(k_pos, slice(0, S), -2, device).pos[:, 0, 0]
@@ -153,19 +147,17 @@ class NativeSparseAttention(SoftmaxAttention):
         """Return the entries of the blocks that end at these places and positions; -1: no block."""
         at_BNL = end_BN[..., None] + torch.arange(1 - self.block, 1, device=end_BN.device)
         at_B1M1 = at_BNL.clamp_min(0).flatten(1)[:, None, :, None]
-        made: list[Tensor] = []
-        for i, name in enumerate(RAW):
-            x = raw[name].take_along_dim(at_B1M1, 2).unflatten(2, (-1, self.block)).flatten(3)
-            hidden_BGND = F.gelu(F.linear(x + self.place_2X[i], self.W_in_2DX[i]))
-            made.append(F.linear(hidden_BGND, self.W_out_2DD[i]))
+        x_IBGMD = torch.stack([raw[name].take_along_dim(at_B1M1, 2) for name in RAW])
+        x_IBGNX = x_IBGMD.unflatten(3, (-1, self.block)).flatten(4) + self.place_I111X
+        hidden_IBGND = F.gelu(einsum("IBGNX,IDX->IBGND", x_IBGNX, self.W_in_IDX))
+        k, v = einsum("IBGNC,IDC->IBGND", hidden_IBGND, self.W_out_IDD)
         if self.position is not None:
-            made[0], _ = self.position.rotate(made[0], made[0], pos_BN)
-        return dict(zip(BLOCKS, made, strict=True))
+            k, _ = self.position.rotate(k, k, pos_BN)
+        return {"k_block": k, "v_block": v}
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
-        gates, branches = held["gate"].chunk(3, dim=1), self._branches(q_BHTD, held, at)
-        ys = [gate * self.mix(q_BHTD, *one) for gate, one in zip(gates, branches, strict=True)]
-        return ys[0] + ys[1] + ys[2]
+        ys = [self.mix(q_BHTD, *branch) for branch in self._branches(q_BHTD, held, at)]
+        return (held["gate"] * torch.cat(ys, 1)).unflatten(1, (3, -1)).sum(1)
 
     def _branches(
         self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed
@@ -181,7 +173,7 @@ class NativeSparseAttention(SoftmaxAttention):
 
         @torch.no_grad()
         def choose(query: Span) -> Tensor:
-            """Return the numbers [B, G, T, topk] of these queries' blocks, some perhaps ahead."""
+            """Return 0 for the `topk` blocks of each query, some perhaps ahead, else -inf."""
             of_these = replace(queries, where=query.where)
             p = weights(q_BHTD[:, :, query.where], held["k_block"], blocks.rule, of_these, block)
             p_BGTC = p.unflatten(1, (-1, R)).sum(2)
@@ -189,29 +181,28 @@ class NativeSparseAttention(SoftmaxAttention):
             both_BCJ = stop_BC1.minimum(first_J + size) - first_J.maximum(stop_BC1 - self.block)
             score_BGTJ = p_BGTC @ (both_BCJ.clamp_min(0) / self.stride).to(p.dtype)[:, None]
             back_B1TJ = query.pos // size - first_J // size
-            score_BGTJ = score_BGTJ.masked_fill((first_J == 0) | (back_B1TJ <= 1), math.inf)
-            score_BGTJ = score_BGTJ.masked_fill(back_B1TJ < 0, -math.inf)
+            score_BGTJ = score_BGTJ.masked_fill((first_J == 0) | (back_B1TJ <= 1), torch.inf)
+            score_BGTJ = score_BGTJ.masked_fill(back_B1TJ < 0, -torch.inf)
             newest_first = score_BGTJ.flip(-1).argsort(dim=-1, descending=True, stable=True)
-            return len(first_J) - 1 - newest_first[..., : self.topk]
+            bias = torch.full_like(score_BGTJ, -torch.inf)
+            return bias.scatter(-1, newest_first[..., : self.topk], 0.0).flip(-1)
 
         def hide(query: Span, key: Span) -> Tensor:
-            chosen_BGTN = choose(query)
-            bias = q_BHTD.new_full((*chosen_BGTN.shape[:3], len(first_J)), -math.inf)
-            bias = bias.scatter(-1, chosen_BGTN, 0.0)
-            return bias.take_along_dim(key.pos.clamp_min(0) // size, -1).repeat_interleave(R, 1)
+            chosen_BGTS = choose(query).take_along_dim(key.pos.clamp_min(0) // size, -1)
+            return chosen_BGTS.repeat_interleave(R, 1)
 
         if len(first_J) > self.topk and T > 1:
             selected = at._replace(rule=replace(at.rule, bias=hide))
         elif len(first_J) > self.topk:  # a token that decodes reads its blocks alone
             query, _ = place(at.q_pos, at.k_pos, 1, S, q_BHTD.device)
-            first_BGN1 = first_J[choose(query)[:, :, 0].sort().values, None]
-            pos_BGN = (first_BGN1 + torch.arange(size, device=q_BHTD.device)).flatten(2)
-            # It is the newest token: left padding shifts all by the same.
+            chosen_BGN = choose(query)[:, :, 0].topk(self.topk).indices.sort().values
+            token_L = torch.arange(size, device=pos.device)
+            pos_BGN = (size * chosen_BGN[..., None] + token_L).flatten(2)
             at_BGN = (pos_BGN + (S - 1 - query.pos[..., 0])).clamp_max(S - 1)
             k_BGSD, v_BGSD = (x.take_along_dim(at_BGN[..., None], 2) for x in (k_BGSD, v_BGSD))
-            # Groups see equally many tokens, and these come first: the positions of one serve all.
-            selected = _only(at, pos, at_BGN.repeat_interleave(R, 1))
-            selected = selected._replace(k_pos=pos_BGN[:, 0])
+            # Each group sees the first N of these, so that one's positions are right for all.
+            rule = _only(at, pos, at_BGN.repeat_interleave(R, 1)).rule
+            selected = Placed(rule, at.q_pos, pos_BGN[:, 0])
         return [
             (held["k_block"], held["v_block"], blocks),
             (k_BGSD, v_BGSD, selected),
@@ -221,13 +212,12 @@ class NativeSparseAttention(SoftmaxAttention):
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
         q_BHTD, held, at = self.project_and_cache(x_BTE, None, shared)
         branches = self._branches(q_BHTD, held, at)
-        maps = [attention_weights(q_BHTD, k, *placed[:3]) for k, _, placed in branches]
+        maps = [attention_weights(q_BHTD, k, *one[:3]) for k, _, one in branches]
         back_BCT = held["end"].unsqueeze(2) - torch.arange(x_BTE.shape[1], device=x_BTE.device)
         inside_BCT = (back_BCT >= 0) & (back_BCT < self.block)
         maps[0] = maps[0] @ (inside_BCT / self.block).to(maps[0].dtype).unsqueeze(1)
-        gates = held["gate"].chunk(3, dim=1)
-        total = torch.stack([gate * w for gate, w in zip(gates, maps, strict=True)]).sum(0)
-        return total / torch.stack(gates).sum(0)
+        gate_BHT1, w_BHTS = held["gate"], held["gate"] * torch.cat(maps, 1)
+        return w_BHTS.unflatten(1, (3, -1)).sum(1) / gate_BHT1.unflatten(1, (3, -1)).sum(1)
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         tensors = super().new_cache(batch, capacity).tensors
@@ -243,10 +233,9 @@ class NativeSparseAttention(SoftmaxAttention):
         seen, D, size = range(S - T + 1, S + 1), self.head_dim, self.select_block
         blocks = sum(count_blocks(s, self.block, self.stride) for s in seen)
         selected = sum(min(s, self.topk * size - -s % size) for s in seen)
-        near = seen_pairs(T, S, replace(self.rule(), window=self.window))
-        # An entry in `stride` tokens of keys, and one of values, by both matrices.
-        entries = 2 * T * self.groups * (self.block + 1) * D * D // self.stride
-        return 2 * (self.num_heads * D * (3 * blocks + 2 * selected + 2 * near) + entries)
+        making = 2 * T * self.groups * (self.block + 1) * D * D // self.stride  # two entries
+        pairs = 3 * blocks + 2 * (selected + seen_pairs(T, S, self._plain))
+        return 2 * (self.num_heads * D * pairs + making)
 
 
 def _only(at: Placed, pos: Tensor, number_BHN: Tensor) -> Placed:
@@ -260,6 +249,6 @@ def _only(at: Placed, pos: Tensor, number_BHN: Tensor) -> Placed:
     start_B1T = q_pos.start_BT[:, None]
 
     def part(query: Span, key: Span) -> Tensor:  # by places in the row
-        return torch.where(key.pos < query.of(start_B1T), -math.inf, 0.0)
+        return torch.where(key.pos < query.of(start_B1T), -torch.inf, 0.0)
 
     return Placed(replace(rule, bias=part), range(start_B1T.shape[2]), number_BHN[:, 0])
