@@ -3,49 +3,42 @@
 import math
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from building import build_attention, disturb
-from contract import assert_agree, assert_same, decode, draw
+from contract import assert_agree, assert_same, draw, outputs_and_gradients
 from test_combinations import decoded
 from test_documents import documents, numbers
 from torch import Tensor
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 
-from gptattn.attention import MultiHeadAttention, Shared
-from gptattn.attention.base import Attention
+from gptattn.attention import Shared
 from gptattn.attention.variants.nsa import NativeSparseAttention
 from gptattn.position import Documents, LinearBias, RotaryPosition
 
 B, T, E, H, G, D = 2, 37, 7, 6, 2, 4
 L, STRIDE, SELECT, TOP, WINDOW = 4, 2, 6, 4, 5  # seven blocks, of which four are selected
+SIZES = {"d_in": E, "d_out": H * D, "context_length": T, "num_heads": H, "num_kv_heads": G}
 ROPE = RotaryPosition(T, D)
 ALL = "nsa+qk_norm+gate+sink+softcap+temperature+value_residual"
 
 
-def build(variant: str = "nsa", **changes: Any) -> Attention:
+def build(variant: str = "nsa", **changes: Any) -> NativeSparseAttention:
     """A layer in float64 with noise on every parameter."""
-    sizes = {"d_in": E, "d_out": H * D, "context_length": T, "num_heads": H, "num_kv_heads": G}
     own = {"block": L, "stride": STRIDE, "select_block": SELECT, "topk": TOP, "window": WINDOW}
-    layer = build_attention(variant, **sizes | own | changes).double()
+    layer = build_attention(variant, **SIZES | own | changes).double()
     disturb(layer, std=0.3)
     return layer
 
 
-def turn(layer: NativeSparseAttention, x_D: Tensor, position: int) -> Tensor:
-    if layer.position is None:
-        return x_D
-    x = x_D[None, None, None]
-    return layer.position.rotate(x, x, range(position, position + 1))[0][0, 0, 0]
-
-
-def squeeze(layer: NativeSparseAttention, i: int, tokens: list[Tensor]) -> Tensor:
-    hidden = gelu(layer.W_in_IDX[i] @ (torch.cat(tokens) + layer.place_I111X[i].flatten()))
-    return layer.W_out_IDD[i] @ hidden
+def rotate(layer: NativeSparseAttention, x_D: Tensor, position: int) -> Tensor:
+    x, at = x_D[None, None, None], range(position, position + 1)
+    return x_D if layer.position is None else layer.position.rotate(x, x, at)[0][0, 0, 0]
 
 
 def average(q: Tensor, k: list[Tensor], v: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -61,41 +54,35 @@ def defined(layer: NativeSparseAttention, x_TE: Tensor) -> Tensor:
     q_THD = layer.W_query(x_TE).unflatten(-1, (H, D))
     k, v = (W(x_TE).unflatten(-1, (3, G, D)) for W in (layer.W_key, layer.W_value))
     gate = torch.sigmoid(layer.W_branch(x_TE)).unflatten(-1, (3, H))
+
+    def compress(i: int, tokens: Tensor) -> Tensor:
+        hidden = gelu(layer.W_in_IDX[i] @ (tokens.flatten() + layer.place_I111X[i].flatten()))
+        return layer.W_out_IDD[i] @ hidden
+
     rows = []
     for t in range(len(x_TE)):
-        heads: list[Tensor] = []
+        heads, own = [], t // SELECT
         for g in range(G):
-            begins = [*range(0, t - L + 2, STRIDE)]
-            k_block, v_block = [], []
-            for i in begins:
-                raw = squeeze(layer, 0, [*k[i : i + L, 0, g]])
-                k_block.append(turn(layer, raw, i + L - 1))
-                v_block.append(squeeze(layer, 1, [*v[i : i + L, 0, g]]))
-            of_group = range(g * H // G, (g + 1) * H // G)
-            q = {h: turn(layer, q_THD[t, h], t) for h in of_group}
-            blocks = {h: average(q[h], k_block, v_block) for h in of_group}
-            p = sum(blocks[h][1].detach() for h in of_group)
-            scores = {}
-            for j in range(1, t // SELECT + 2):  # equation 9 counts from 1
-                each = [
-                    SELECT // STRIDE * j - m - n
-                    for m in range(SELECT // STRIDE)
-                    for n in range(L // STRIDE)
-                ]
-                scores[j - 1] = sum(float(p[i - 1]) for i in each if 1 <= i <= len(p))
-            own = t // SELECT
+            q = [rotate(layer, q_D, t) for q_D in q_THD[t].chunk(G)[g]]
+            begins = range(0, t - L + 2, STRIDE)
+            k_block = [rotate(layer, compress(0, k[i : i + L, 0, g]), i + L - 1) for i in begins]
+            v_block = [compress(1, v[i : i + L, 0, g]) for i in begins]
+            blocks = [average(q_D, k_block, v_block) for q_D in q]
+            p, scores = sum(weights.detach() for _, weights in blocks), []
+            for j in range(1, own + 2):  # equation 9 counts from 1
+                pairs = product(range(SELECT // STRIDE), range(L // STRIDE))
+                each = [SELECT // STRIDE * j - m - n for m, n in pairs]
+                scores.append(sum(float(p[i - 1]) for i in each if 1 <= i <= len(p)))
             fixed = {0, own, max(0, own - 1)}
-            free = sorted({*scores} - fixed, key=scores.__getitem__, reverse=True)
+            free = sorted({*range(own)} - fixed, key=scores.__getitem__, reverse=True)
             chosen = fixed | {*free[: TOP - 3]}
             tokens = [s for s in range(t + 1) if s // SELECT in chosen]
-            near = range(max(0, t - WINDOW + 1), t + 1)
-            for h in of_group:
-                y = gate[t, 0, h] * blocks[h][0]
+            near = [*range(max(0, t - WINDOW + 1), t + 1)]
+            for h, (q_D, (y, _)) in enumerate(zip(q, blocks, strict=True), g * H // G):
+                y = gate[t, 0, h] * y
                 for branch, seen in ((1, tokens), (2, near)):
-                    of_branch = [turn(layer, k[s, branch, g], s) for s in seen]
-                    y = y + gate[t, branch, h] * average(
-                        q[h], of_branch, [*v[[*seen], branch, g]]
-                    )[0]
+                    keys = [rotate(layer, k[s, branch, g], s) for s in seen]
+                    y = y + gate[t, branch, h] * average(q_D, keys, [*v[seen, branch, g]])[0]
                 heads.append(y)
         rows.append(torch.cat(heads))
     return layer.out_proj(torch.stack(rows))
@@ -110,11 +97,17 @@ def test_a_layer_is_that_of_the_paper_in_outputs_and_gradients_and_token_by_toke
         assert_same(decoded(layer, x, torch.zeros(B).long(), chunks), expected.detach())
 
 
-@pytest.mark.parametrize("position", [None, ROPE, LinearBias(H)])
-@pytest.mark.parametrize("variant", ["nsa", "nsa+forget", ALL])
+@pytest.mark.parametrize(
+    ("variant", "position"),
+    [
+        ("nsa", LinearBias(H)),
+        ("nsa", ROPE),
+        ("nsa+forget", None),
+        (ALL, LinearBias(H)),
+        (ALL, ROPE),
+    ],
+)
 def test_padded_rows_and_documents_are_as_rows_of_their_own(variant, position):
-    if isinstance(position, LinearBias) and "forget" in variant:
-        pytest.skip("a pair that is refused")
     layer, x = build(variant, position=position), draw(B, T, E).requires_grad_()
     rows = [(8, 29), (1, 1, 6, 26, 3)]
     together = layer(x, None, Shared(Documents.numbered(numbers(rows))))
@@ -125,7 +118,66 @@ def test_padded_rows_and_documents_are_as_rows_of_their_own(variant, position):
     whole = layer(x, None, Shared(late))
     for chunks in ([1] * T, [2, 11, 1, 17, 1, 5]):
         padded = decoded(layer, x, padding, chunks)
-        for row, pad in enumerate(padding.tolist()):
-            expected = layer(x[row : row + 1, pad:])[0]
-            assert_same(padded[row, pad:], expected.detach())
-            assert_same(whole[row, pad:], expected)
+        for row, first in enumerate(padding.tolist()):
+            expected = layer(x[row : row + 1, first:])[0]
+            assert_same(padded[row, first:], expected.detach())
+            assert_same(whole[row, first:], expected)
+
+
+@pytest.mark.parametrize("variant", ["nsa", "nsa+forget"])
+def test_many_blocks_of_queries_choose_as_all_at_once_and_as_single_ones(variant):
+    long = {"context_length": 151, "window": 0.1}
+    layer, other = (build(variant, **long, backend=name) for name in ("sdpa", "reference"))
+    other.load_state_dict(layer.state_dict())
+    x, upstream = draw(B, 151, E).requires_grad_(), draw(B, 151, H * D)
+    expected = outputs_and_gradients(other, x, upstream)
+    assert_same(outputs_and_gradients(layer, x, upstream), expected, atol=1e-11)
+    y = decoded(layer, x, torch.zeros(B).long(), [139, *[1] * 12])
+    assert_same(y, expected[0].detach())
+
+
+@pytest.mark.parametrize(
+    ("branch", "changes", "window"),
+    [(1, {"topk": 7}, None), (2, {"window": None}, None), (2, {"window": 9}, 9)],
+)
+def test_one_branch_alone_that_sees_all_blocks_is_softmax_attention(branch, changes, window):
+    layer, x = build(**changes), draw(B, T, E)
+    x[..., 0] = 1.0  # gates of 1 and of 0
+    with torch.no_grad():
+        layer.W_branch.weight.zero_()[:, 0] = -1e3
+        layer.W_branch.weight.unflatten(0, (3, H))[branch, :, 0] = 1e3
+    plain = build_attention("gqa", **SIZES, window=window).double()
+    state = {name: layer.state_dict()[name] for name in plain.state_dict()}
+    for name in ("W_key.weight", "W_key.bias", "W_value.weight", "W_value.bias"):
+        state[name] = state[name].chunk(3)[branch]
+    plain.load_state_dict(state)
+    x.requires_grad_()
+    assert_agree(layer(x), plain(x), [x])
+    assert_same(layer.attention_weights(x), plain.attention_weights(x))
+
+
+@pytest.mark.skipif(find_spec("fla") is None, reason="needs fla-core")
+@pytest.mark.filterwarnings("ignore:Flash Attention")
+def test_branches_are_those_of_fla_where_blocks_do_not_overlap(monkeypatch):
+    (folder,) = find_spec("fla").submodule_search_locations
+    spec = spec_from_file_location("naive", Path(folder) / "ops" / "nsa" / "naive.py")
+    naive = module_from_spec(spec)
+    for name in ("fla.ops.utils", "fla.ops.utils.pooling"):  # need Triton; not used here
+        monkeypatch.setitem(sys.modules, name, Mock())
+    spec.loader.exec_module(naive)
+    layer, x = build(block=4, stride=4, select_block=4), draw(B, T, E).requires_grad_()
+    q, held, _ = layer.project_and_cache(x, None, None)
+    near = torch.ones(T, T).bool().tril().triu(1 - WINDOW)
+    window = q, held["k_near"], held["v_near"], near
+    in_order = held["end"][0].argsort()
+    blocks = [held[name][:, :, in_order].transpose(1, 2) for name in ("k_block", "v_block")]
+    q, k, v = (y.transpose(1, 2) for y in (q, held["k"], held["v"]))
+    chosen = naive.naive_nsa_topk(q, pad(blocks[0], (0, 0, 0, 0, 0, 1)), TOP, 4, D**-0.5)
+    ys = (
+        naive.naive_nsa_compression(q, *blocks, 4, D**-0.5)[0],
+        naive.naive_nsa_selection(q, k, v, chosen, 4),
+        scaled_dot_product_attention(*window, enable_gqa=True).transpose(1, 2),
+    )
+    gates = torch.sigmoid(layer.W_branch(x)).chunk(3, dim=-1)
+    y = sum(gate[..., None] * y for gate, y in zip(gates, ys, strict=True))
+    assert_agree(layer(x), layer.out_proj(y.flatten(2)), [x, *layer.parameters()], atol=1e-5)
