@@ -24,7 +24,7 @@ from gptattn.position import Documents, LinearBias, RotaryPosition
 B, T, E, H, G, D = 2, 37, 7, 6, 2, 4
 L, STRIDE, SELECT, TOP, WINDOW = 4, 2, 6, 4, 5  # seven blocks, of which four are selected
 SIZES = {"d_in": E, "d_out": H * D, "context_length": T, "num_heads": H, "num_kv_heads": G}
-ROPE = RotaryPosition(T, D)
+ROPE, BIAS = RotaryPosition(T, D), LinearBias(H)
 ALL = "nsa+qk_norm+gate+sink+softcap+temperature+value_residual"
 
 
@@ -42,7 +42,6 @@ def rotate(layer: NativeSparseAttention, x_D: Tensor, position: int) -> Tensor:
 
 
 def average(q: Tensor, k: list[Tensor], v: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention of one query, and its weights."""
     if not k:
         return torch.zeros_like(q), q.new_zeros(0)
     p = (torch.stack(k) @ q / math.sqrt(D)).softmax(0)
@@ -56,8 +55,8 @@ def defined(layer: NativeSparseAttention, x_TE: Tensor) -> Tensor:
     gate = torch.sigmoid(layer.W_branch(x_TE)).unflatten(-1, (3, H))
 
     def compress(i: int, tokens: Tensor) -> Tensor:
-        hidden = gelu(layer.W_in_IDX[i] @ (tokens.flatten() + layer.place_I111X[i].flatten()))
-        return layer.W_out_IDD[i] @ hidden
+        x_X = tokens.flatten() + layer.place_I111X[i].flatten()
+        return layer.W_out_IDD[i] @ gelu(layer.W_in_IDX[i] @ x_X)
 
     rows = []
     for t in range(len(x_TE)):
@@ -73,9 +72,8 @@ def defined(layer: NativeSparseAttention, x_TE: Tensor) -> Tensor:
                 pairs = product(range(SELECT // STRIDE), range(L // STRIDE))
                 each = [SELECT // STRIDE * j - m - n for m, n in pairs]
                 scores.append(sum(float(p[i - 1]) for i in each if 1 <= i <= len(p)))
-            fixed = {0, own, max(0, own - 1)}
-            free = sorted({*range(own)} - fixed, key=scores.__getitem__, reverse=True)
-            chosen = fixed | {*free[: TOP - 3]}
+            free = sorted(range(1, own - 1), key=scores.__getitem__, reverse=True)
+            chosen = {0, own - 1, own, *free[: TOP - 3]}
             tokens = [s for s in range(t + 1) if s // SELECT in chosen]
             near = [*range(max(0, t - WINDOW + 1), t + 1)]
             for h, (q_D, (y, _)) in enumerate(zip(q, blocks, strict=True), g * H // G):
@@ -99,13 +97,7 @@ def test_a_layer_is_that_of_the_paper_in_outputs_and_gradients_and_token_by_toke
 
 @pytest.mark.parametrize(
     ("variant", "position"),
-    [
-        ("nsa", LinearBias(H)),
-        ("nsa", ROPE),
-        ("nsa+forget", None),
-        (ALL, LinearBias(H)),
-        (ALL, ROPE),
-    ],
+    [("nsa", BIAS), ("nsa", ROPE), ("nsa+forget", None), (ALL, BIAS), (ALL, ROPE)],
 )
 def test_padded_rows_and_documents_are_as_rows_of_their_own(variant, position):
     layer, x = build(variant, position=position), draw(B, T, E).requires_grad_()
@@ -114,8 +106,7 @@ def test_padded_rows_and_documents_are_as_rows_of_their_own(variant, position):
     alone = [layer(part) for part in documents(x, rows)]
     assert_agree(documents(together, rows), alone, [x, *layer.parameters()], 1e-11)
     padding = torch.tensor([3, 29])
-    late = (torch.arange(T) - padding[:, None]).clamp_min(-1)
-    whole = layer(x, None, Shared(late))
+    whole = layer(x, None, Shared((torch.arange(T) - padding[:, None]).clamp_min(-1)))
     for chunks in ([1] * T, [2, 11, 1, 17, 1, 5]):
         padded = decoded(layer, x, padding, chunks)
         for row, first in enumerate(padding.tolist()):
@@ -132,27 +123,22 @@ def test_many_blocks_of_queries_choose_as_all_at_once_and_as_single_ones(variant
     x, upstream = draw(B, 151, E).requires_grad_(), draw(B, 151, H * D)
     expected = outputs_and_gradients(other, x, upstream)
     assert_same(outputs_and_gradients(layer, x, upstream), expected, atol=1e-11)
-    y = decoded(layer, x, torch.zeros(B).long(), [139, *[1] * 12])
-    assert_same(y, expected[0].detach())
+    singly = decoded(layer, x, torch.zeros(B).long(), [139, *[1] * 12])
+    assert_same(singly, expected[0].detach())
 
 
-@pytest.mark.parametrize(
-    ("branch", "changes", "window"),
-    [(1, {"topk": 7}, None), (2, {"window": None}, None), (2, {"window": 9}, 9)],
-)
-def test_one_branch_alone_that_sees_all_blocks_is_softmax_attention(branch, changes, window):
-    layer, x = build(**changes), draw(B, T, E)
-    x[..., 0] = 1.0  # gates of 1 and of 0
-    with torch.no_grad():
+@pytest.mark.parametrize(("branch", "changes"), [(1, {"topk": 7}), (2, {"window": None})])
+def test_one_branch_alone_that_sees_all_blocks_is_softmax_attention(branch, changes):
+    layer, x = build(**changes), draw(B, T, E).index_fill(2, torch.tensor(0), 1.0)
+    with torch.no_grad():  # gates of 1 and of 0
         layer.W_branch.weight.zero_()[:, 0] = -1e3
         layer.W_branch.weight.unflatten(0, (3, H))[branch, :, 0] = 1e3
-    plain = build_attention("gqa", **SIZES, window=window).double()
+    plain = build_attention("gqa", **SIZES).double()
     state = {name: layer.state_dict()[name] for name in plain.state_dict()}
     for name in ("W_key.weight", "W_key.bias", "W_value.weight", "W_value.bias"):
         state[name] = state[name].chunk(3)[branch]
     plain.load_state_dict(state)
-    x.requires_grad_()
-    assert_agree(layer(x), plain(x), [x])
+    assert_agree(layer(x.requires_grad_()), plain(x), [x])
     assert_same(layer.attention_weights(x), plain.attention_weights(x))
 
 
@@ -167,8 +153,7 @@ def test_branches_are_those_of_fla_where_blocks_do_not_overlap(monkeypatch):
     spec.loader.exec_module(naive)
     layer, x = build(block=4, stride=4, select_block=4), draw(B, T, E).requires_grad_()
     q, held, _ = layer.project_and_cache(x, None, None)
-    near = torch.ones(T, T).bool().tril().triu(1 - WINDOW)
-    window = q, held["k_near"], held["v_near"], near
+    window = q, held["k_near"], held["v_near"], torch.ones(T, T).bool().tril().triu(1 - WINDOW)
     in_order = held["end"][0].argsort()
     blocks = [held[name][:, :, in_order].transpose(1, 2) for name in ("k_block", "v_block")]
     q, k, v = (y.transpose(1, 2) for y in (q, held["k"], held["v"]))
@@ -178,6 +163,6 @@ def test_branches_are_those_of_fla_where_blocks_do_not_overlap(monkeypatch):
         naive.naive_nsa_selection(q, k, v, chosen, 4),
         scaled_dot_product_attention(*window, enable_gqa=True).transpose(1, 2),
     )
-    gates = torch.sigmoid(layer.W_branch(x)).chunk(3, dim=-1)
-    y = sum(gate[..., None] * y for gate, y in zip(gates, ys, strict=True))
+    gate = torch.sigmoid(layer.W_branch(x)).unflatten(-1, (3, H, 1))
+    y = (gate * torch.stack(ys, 2)).sum(2)
     assert_agree(layer(x), layer.out_proj(y.flatten(2)), [x, *layer.parameters()], atol=1e-5)
