@@ -2,10 +2,10 @@
 
 An attention writes to its cache and reads from it. The caller advances it once per step, so that
 the layers of a model share one step. `TokenCache` has an entry per token (keys and values, or a
-latent), and may keep only the first tokens and the newest.
+latent), and may keep only the first tokens and the newest. `BlockCache` has one per block, too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,6 +174,52 @@ class TokenCache(Cache):
         place, newest = torch.arange(self.capacity, device=self.device), stop - 1
         number = newest - (newest - place) % (self.capacity - self.sinks)
         return torch.where(place < self.sinks, place, number) if self.sinks else number
+
+
+Compress = Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]]
+
+
+def count_blocks(tokens: int, block: int, stride: int) -> int:
+    """Return how many blocks of `block` tokens, one every `stride`, are complete."""
+    return max(0, (tokens - block) // stride + 1)
+
+
+class BlockCache(TokenCache):
+    """A `TokenCache` with more tensors, of which some have an entry per block of tokens.
+
+    Block i begins with token i * stride of a row, padding left out. Its entry is written when its
+    last token has come; the last place, for others, is not read. Tails keep block - 1 tokens.
+    """
+
+    def write_blocks(
+        self, new: Mapping[str, Tensor], positions: Positions, stride: int, compress: Compress
+    ) -> Tensor:
+        """Append T tokens, by the names of their tails, and write the blocks that they complete.
+
+        Returns which token of a row ends each block, [batch or 1, blocks], -1 until it has come;
+        there is at least one. `compress` gets its place in the tokens given, and its position.
+        """
+        tokens, tail = (of[next(iter(new))].shape[2] for of in (new, self.tensors))
+        start, stop = self.length, self.length + tokens
+        seen = {name: torch.cat([self.tensors[name], x], 2) for name, x in new.items()}
+        for name, x in seen.items():
+            self.tensors[name].copy_(x[:, :, tokens:])
+        before, after = (count_blocks(n, tail + 1, stride) for n in (start, stop))
+        padding_B1 = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        if isinstance(positions, Tensor):
+            padding_B1 = stop - 1 - positions.reshape(-1, tokens)[:, -1:]
+        if after > before or isinstance(positions, Tensor):
+            first_B1 = ((start - padding_B1 - tail - 1) // stride + 1).clamp_min(0)
+            number_BN = first_B1 + torch.arange(-(-tokens // stride), device=self.device)
+            last_BN = number_BN * stride + tail
+            come_BN = last_BN + padding_B1 < stop
+            place_BN = (last_BN + padding_B1 - start + tail).where(come_BN, -1)
+            for name, x in compress(seen, place_BN, last_BN.where(come_BN, -1)).items():
+                to_BN = number_BN.where(come_BN, self.tensors[name].shape[2] - 1)
+                to_BHNX = to_BN[:, None, :, None].expand(x.shape)
+                self.tensors[name].scatter_(2, to_BHNX, x.to(self.tensors[name].dtype))
+        end_BN = torch.arange(max(1, after), device=self.device) * stride + tail + padding_B1
+        return end_BN.where(end_BN < stop, -1)
 
 
 def new_token_cache(

@@ -30,10 +30,10 @@ class CacheKind:
     def replace_cache(self, own: Cache, attention: Attention) -> Cache:
         """Return an empty cache of this kind in place of the layer's `own`, or `own` itself.
 
-        A layer keeps its own if that holds no entry per token, or no more tokens than this. Raises
-        ConfigError for sinks in a layer whose own window would hide them.
+        A layer keeps its own if that holds other entries than one per token, or no more tokens than
+        this. Raises ConfigError for sinks in a layer whose own window would hide them.
         """
-        if not (isinstance(attention, SoftmaxAttention) and isinstance(own, TokenCache)):
+        if not (isinstance(attention, SoftmaxAttention) and type(own) is TokenCache):
             return own
         kept = attention.kept()
         if self.form is not None:

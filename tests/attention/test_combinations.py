@@ -93,7 +93,7 @@ def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_re
     expected = outputs_and_gradients(reference, x, upstream)
     assert_same(outputs_and_gradients(fast, x, upstream), expected)
 
-    causal = torch.ones(tokens, tokens).bool().tril().triu(1 - (given["window"] or tokens))
+    causal = torch.ones(tokens, tokens).bool().tril().triu(1 - (fast.rule().window or tokens))
     row = data.draw(st.integers(0, tokens - 1))
     (reached,) = torch.autograd.grad(fast(x)[0, row].sum(), x)
     assert not reached[0, row + 1 :].any()

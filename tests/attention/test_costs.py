@@ -59,6 +59,13 @@ COSTS: list[tuple[str, dict[str, Any], int, tuple[int, int], dict[tuple[int, int
             (1, 100): 2 * E * 6 + 2 * H * (D + 1) * 4 * 100,
         },
     ),
+    (
+        "nsa",
+        {},
+        2 * E * E + E + 2 * E * 3 * 2 * D + E * 3 * H + 2 * (8 * D + 8 * D * D + D * D),
+        (2 * 512, 9 * 512),  # all tokens and a window's; seven of a block, and two entries
+        {(1, 1000): 2 * (E * (3 * 249 + 2 * (64 + 128)) + 4 * 9 * D * D // 4)},
+    ),
     # States are in float32; beside them inputs of convolutions.
     (
         "gated_deltanet",

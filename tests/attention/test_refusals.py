@@ -29,6 +29,9 @@ REFUSED = {
     f"{DSA} attn.topk=null": "attn.topk: null",
     f"{DSA} attn.index_heads=0": "attn.index_heads: 1 or more",
     f"{DSA} attn.index_dim=3": "attn.index_dim: rope_dim=4",
+    "attn=nsa attn.stride=3": "attn.block: stride=3",
+    "attn=nsa attn.select_block=4": "attn.select_block: from 8",
+    "attn=nsa attn.topk=2": "attn.topk: >= 3",
     # States
     f"{DELTA} attn.conv_size=12": "attn.conv_size: context_length=11",
     f"{DELTA} attn.chunk=0": "attn.chunk: >= 1",

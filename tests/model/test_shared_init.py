@@ -39,6 +39,7 @@ def test_a_weight_is_drawn_for_the_seed_and_its_name():
 
 # Drawn in their constructors.
 OWN = {"conv.weight_C1K", "conv.bias_C", "a_log_H", "decay_bias_H", "decay_bias_C", "step_bias_H"}
+OWN |= {"W_in_IDX", "W_out_IDD"}
 
 
 @pytest.mark.parametrize("attn", menu("attn"))
