@@ -319,7 +319,7 @@ class SoftmaxAttention(Attention):
         if not self.takes(part):
             raise ValueError(
                 f"{name} acts on queries, keys or values of each head, and "
-                f"{type(self).__name__} decodes without keys and values; leave the part out"
+                f"{type(self).__name__} has no single one per head; leave the part out"
             )
         if len(inspect.signature(part.mix).parameters) == 2:
             raise ValueError(f"{name} lacks an argument: give it mix(self, y_BHTD, x_BTE, own)")

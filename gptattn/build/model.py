@@ -91,8 +91,8 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     if unused:
         raise ConfigError(
             "part",
-            f"{chosen} keeps no keys and values of each head that a part could change, so it "
-            f"cannot take {', '.join(unused)}; leave that out, or take another attention",
+            f"{chosen} has no single key and value per head for a part to act on, so it cannot "
+            f"take {', '.join(unused)}; leave that out, or take another attention",
         )
     for layer, attention in enumerate(attentions):
         for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():

@@ -44,6 +44,8 @@ class QKNorm(Part):
         super().__init__()
         self.eps, self.after_rotation = eps, after == "rotation"
         wide = over == "width"
+        if wide and self.after_rotation:
+            raise ValueError("over=width acts before the rotation alone; give after=projection")
         q_size, k_size = (head_dim * (n if wide else min(1, n)) for n in (num_heads, num_kv_heads))
         for name, size in (("q_gain_D", q_size), ("k_gain_D", k_size)):
             if gain:
