@@ -309,7 +309,8 @@ class SoftmaxAttention(Attention):
     def takes(self, part: Part) -> bool:
         """Return whether this part can act in it."""
         fits = self.keeps_heads or not part.changes_heads
-        return fits and (self.has_values or not part.uses_values)
+        finds = type(self).own_values is not SoftmaxAttention.own_values or "v" in self.cached()
+        return fits and (not part.uses_values or (self.has_values and finds))
 
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.
@@ -321,8 +322,11 @@ class SoftmaxAttention(Attention):
                 f"{name} acts on queries, keys or values of each head, and "
                 f"{type(self).__name__} has no single one per head; leave the part out"
             )
-        if len(inspect.signature(part.mix).parameters) == 2:
-            raise ValueError(f"{name} lacks an argument: give it mix(self, y_BHTD, x_BTE, own)")
+        try:
+            inspect.signature(part.mix).bind(..., ..., ...)
+        except TypeError:
+            need = f"{name} lacks an argument: give it mix(self, y_BHTD, x_BTE, own)"
+            raise ValueError(need) from None
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
         self.parts[name] = part

@@ -103,9 +103,12 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
                     "keep documents apart; leave one of the two out",
                 )
     bound = ((layer, one) for layer, one in enumerate(attentions) if not one.shares_freely)
-    shared = [(layer, name) for layer, one in bound for name in one.provides()]
-    if shared and not any(attention.needs() for attention in attentions):
-        layer, name = shared[0]
+    needed = {name for attention in attentions for name in attention.needs()}
+    unread = [
+        (layer, name) for layer, one in bound for name in one.provides() if name not in needed
+    ]
+    if unread:
+        layer, name = unread[0]
         said = f"layer {layer} provides {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
@@ -169,9 +172,10 @@ def build_layers(
     embeddings: those of recipe=gpt2, and of attn= without "position=rope". `overrides` are
     train.py's, such as "attn.window=32"; without `recipe` and `attn` they choose the layers.
 
-    Layers that share state (cross_layer, value_residual) need one `Shared` per forward pass, the
-    same for all layers: `layer(x, cache, shared)` with `shared = Shared(range(T))`, or with caches
-    `Shared(caches.next_positions(T))` of their `CacheGroup`. Layers without it may have it too.
+    Layers that share state (cross_layer, rwkv7, value_residual) need one `Shared` per forward pass,
+    the same for all layers: `layer(x, cache, shared)` with `shared = Shared(range(T))`, or with
+    caches `Shared(caches.next_positions(T))` of their `CacheGroup`. Layers without it may have it
+    too.
 
     Raises ConfigError, with train.py's message.
     """
@@ -323,7 +327,8 @@ def add_parts(
 def shared_arguments(cfg: TrainConfig) -> dict[str, Any]:
     """Return the arguments that an attention gets, beside its YAML's keys, if it declares them.
 
-    It can also declare `position`, a HeadPosition or None, and `layer`, counted from 0.
+    It can also declare `position`, a HeadPosition or None, `layer`, counted from 0, and `provided`,
+    the names of what earlier layers share.
     """
     return {argument: attrgetter(setting)(cfg) for argument, setting in FILLED_BY.items()}
 

@@ -15,7 +15,7 @@ from gptattn.compare.differences import differences_in_provenance, differences_i
 from gptattn.compare.finished_runs import Run, without_replaced
 from gptattn.compare.rows import Groups, comparable_sets, group_runs, pairs_of_parts, rates_differ
 from gptattn.compare.speeds import compare_speeds
-from gptattn.compare.statistics import Difference, Estimate, compare_family, compare_sums
+from gptattn.compare.statistics import Difference, Estimate, compare_family, compare_interactions
 from gptattn.errors import ConfigError
 from gptattn.runs.metrics import (
     ACCURACY,
@@ -105,11 +105,12 @@ class Comparison:
         return [run for section in self.sections for row in section.rows for run in row.runs]
 
     def table(self) -> DataFrame:
-        """Return a pandas DataFrame with one row per variant and section, as in comparison.csv.
+        """Return a pandas DataFrame, as in comparison.csv: a row per variant and section.
 
-        A metric's column is its mean over `n` seeds, with its 95% interval beside it. `difference`
-        is the mean of the paired differences to `baseline` over `paired n` seeds; its interval and
-        p have a Bonferroni correction over `comparisons`.
+        Interactions of parts follow, with the sum of both as `baseline`, and no metrics. A metric's
+        column is its mean over `n` seeds, with its 95% interval beside it. `difference` is the mean
+        of the paired differences to `baseline` over `paired n` seeds; its interval and p have a
+        Bonferroni correction over `comparisons`.
         """
         rows = [(section, row) for section in self.sections for row in section.rows]
         known = set[str]().union(*(row.metrics for _, row in rows))
@@ -123,7 +124,8 @@ class Comparison:
         ]
         lines = [_table_row(section, row) for section, row in rows]
         lines += [
-            {"section": section.title, "variant": d.variant, "baseline": d.baseline, **_figures(d)}
+            {"section": section.title, "variant": d.variant, "n": d.n, "baseline": d.baseline}
+            | _figures(d)
             for section in self.sections
             for d in section.interactions
         ]
@@ -297,7 +299,7 @@ def make_section(
         rows,
         leader if others else None,
         rivals,
-        compare_sums(pairs_of_parts(groups)),
+        compare_interactions(pairs_of_parts(groups)),
         [row.name for row in rows if row.name not in {leader, *distinct}],
         [*warnings],
         notes,

@@ -222,31 +222,40 @@ def _tabulate(runs: Sequence[Run]) -> DataFrame:
 
 
 def pairs_of_parts(groups: Groups) -> list[tuple[str, list[list[Run]]]]:
-    """Return `gate with xsa`, and the rows without both, with each and with both, of each pair.
+    """Return the four rows of each two parts: without both, with the first, the second, with both.
 
-    The four rows differ in these parts alone, besides what `tune` and `match` chose.
+    They differ in these parts alone, besides what `tune` and `match` chose. The name of the four is
+    `gate with xsa`, with the last row's where several would have that name.
     """
     firsts = [own[0] for own in groups.values()]
+    codes = [dict(run.provenance.code) if run.provenance else {} for run in firsts]
+    common = set.intersection(*map(set, codes))  # modules, of which parts have further ones
     chosen = {RATE} if rates_are_chosen(firsts) else set[str]()
-    rows = dict[tuple[frozenset[Any], frozenset[Any]], list[Run]]()
-    for own, run in zip(groups.values(), firsts, strict=True):
+    rows = dict[tuple[frozenset[Any], tuple[Any, ...]], str]()
+    for row, run, code in zip(groups, firsts, codes, strict=True):
         free = chosen | ({WIDTH} if run.match else set())
-        parts = dict[str, set[Any]]()
+        parts = {name: set[Any]() for name in run.variant.split("+")[1:]}  # their order counts
+        rest = set[Any]((key, code[key]) for key in common)
+        rest.add(run.data.get("text_sha256"))
         for key, value in run.settings.items():
-            if _is_below(key, "part"):
-                parts.setdefault(key.split(".")[1], set()).add((key, value))
-        others = (one for one in run.settings.items() if not _is_below(one[0], "part"))
-        rest = frozenset(one for one in others if one[0] not in free)
-        rows[rest, frozenset((name, frozenset(own)) for name, own in parts.items())] = own
-    found = list[tuple[str, list[list[Run]]]]()
+            own = parts.get(key.split(".")[1]) if key.startswith("part.") else None
+            module = value.rpartition(".")[0] if key.endswith("._target_") else ""
+            item = key, value, code.get(module) if own is not None else None
+            (rest if own is None else own).update({item} if key not in free else ())
+        ordered = tuple((name, frozenset(own)) for name, own in parts.items())
+        rows[frozenset(rest), ordered] = row
+    found = list[tuple[str, list[str]]]()
     for rest, parts in rows:
-        for a, b in combinations(sorted(parts, key=str), 2):
-            four = [(rest, parts - less) for less in ({a, b}, {b}, {a}, set[Any]())]
+        for a, b in combinations(parts, 2):
+            less = ((a, b), (b,), (a,), ())
+            four = [(rest, tuple(one for one in parts if one not in out)) for out in less]
             if all(one in rows for one in four):
-                beside = ",".join(sorted(name for name, _ in parts - {a, b}))
-                name = f"{a[0]} with {b[0]}{beside and f' beside {beside}'}"
-                found.append((name, [rows[one] for one in four]))
-    return found
+                found.append((f"{a[0]} with {b[0]}", [rows[one] for one in four]))
+    names = Counter(name for name, _ in found)
+    return [
+        (f"{name} in {four[3]}" if names[name] > 1 else name, [groups[row] for row in four])
+        for name, four in found
+    ]
 
 
 def _number_rows(runs: Sequence[Run], *but: str) -> Series:

@@ -229,13 +229,13 @@ def compare_family(
     return {name: _difference(name, reference, pair, m) for name, pair in family.items()}
 
 
-def compare_sums(sums: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -> list[Difference]:
+def compare_interactions(pairs: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -> list[Difference]:
     """Return what the last of each four groups has beyond the sum: (d - a) - (b - a) - (c - a).
 
     Groups are a, b, c and d, paired by seed; those without a common seed are left out. The
     correction is over those with two or more.
     """
-    family = [(name, pair_by_seed(groups)) for name, groups in sums]
+    family = [(name, pair_by_seed(groups)) for name, groups in pairs]
     family = [(name, pair) for name, pair in family if pair.values.size]
     m = sum(pair.values.shape[1] > 1 for _, pair in family)
     found = []

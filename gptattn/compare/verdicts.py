@@ -63,7 +63,8 @@ def interaction_words(d: Difference) -> str:
     if d.interval is None or d.p is None:
         return f"{start}, without a spread over seeds (n = {d.n})."
     low, high = d.interval
-    what = "they do not add up" if d.shown else "no interaction can be shown"
+    gain = f"together they gain {'less' if d.mean > 0 else 'more'} than the sum"
+    what = gain if d.shown else "no interaction can be shown"
     interval = f"95% interval {signed(low)} to {signed(high)}; n = {d.n}, {p_value(d.p)}"
     return f"{start} ({interval}): {what}."
 

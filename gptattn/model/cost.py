@@ -32,10 +32,9 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     each, even if documents are kept apart; a multiply-add counts as two. It counts each Linear
     weight once, including the head, tied or not, and the scores and weighted sums of the pairs that
     the mask allows (of a plain module see `attention.foreign`); what carries a state counts in the
-    form that trains it, in chunks. Norms, activations, softmax, biases, short convolutions before
-    a mechanism, the embedding's lookup and what activation checkpointing computes again are not
-    counted. If only a
-    share of the tokens is `scored`, the head counts only there.
+    form that trains it, in chunks. Norms, activations, softmax, biases, short convolutions before a
+    mechanism, the embedding's lookup and what activation checkpointing computes again are not
+    counted. If only a share of the tokens is `scored`, the head counts only there.
     kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the dtype
     of the weights; None if a layer has none and reads the whole prefix again.
     """

@@ -178,7 +178,6 @@ def call(module: nn.Module, x: Tensor) -> Tensor:
         return module(x)
 
 
-@pytest.mark.skipif(find_spec("fla") is None, reason="needs fla-core")
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_recurrence_is_that_of_fla(n):
     file = Path(find_spec("fla").submodule_search_locations[0])

@@ -29,7 +29,6 @@ def recurrent(inputs: list[Tensor], s: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(y, 2), s
 
 
-@pytest.mark.skipif(find_spec("fla") is None, reason="needs fla-core")
 def test_the_recurrence_is_that_of_fla():
     file = Path(find_spec("fla").submodule_search_locations[0])
     file = file / "ops" / "generalized_delta_rule" / "dplr" / "naive.py"  # which needs no GPU

@@ -1,5 +1,7 @@
 """Two parts together: what both have beyond the sum of each alone."""
 
+import json
+
 import numpy as np
 import pytest
 from reporting import page_text, report, write_typed
@@ -40,7 +42,8 @@ def test_an_interaction_is_the_loss_of_both_beyond_the_sum_with_its_interval(tmp
     report(tmp_path)
     assert "gate with qk_norm, beyond the sum" in page_text(tmp_path / "comparison/comparison.html")
     table = comparison.table()
-    assert len(table) == 5
+    assert [*table["n"]] == [3] * 5
+    assert table["n"].dtype == "int64"
     assert table.iloc[4]["variant"] == "gate with qk_norm"
     assert table.iloc[4]["difference low"] == pytest.approx(low)
 
@@ -52,14 +55,10 @@ def test_each_two_of_three_parts_are_a_row_and_all_are_corrected_together(tmp_pa
     }
     write(tmp_path, LOSSES | {with_sink[key]: values for key, values in LOSSES.items()})
     ((*found,),) = [section.interactions for section in load_comparison(tmp_path).sections]
-    assert sorted(d.variant for d in found) == [
-        "gate with qk_norm",
-        "gate with qk_norm beside sink",
-        "gate with sink",
-        "gate with sink beside qk_norm",
-        "qk_norm with sink",
-        "qk_norm with sink beside gate",
-    ]
+    both = [f"gate with {other} in gqa part=[gate,{other}]" for other in ("qk_norm", "sink")]
+    names = {d.variant for d in found}
+    assert len(names) == 6
+    assert names >= {*both, "qk_norm with sink in gqa part=[gate,qk_norm,sink]"}
     assert {d.comparisons for d in found} == {6}
 
 
@@ -79,4 +78,27 @@ def test_rows_that_differ_in_something_else_have_no_interaction(tmp_path):
 def test_a_part_with_another_setting_is_another_part(tmp_path):
     write(tmp_path, {key: own for key, own in LOSSES.items() if key != GATE})
     write(tmp_path, {GATE: LOSSES[GATE]}, " part.gate.granularity=headwise")
+    assert all(not section.interactions for section in load_comparison(tmp_path).sections)
+
+
+def test_another_order_of_parts_is_another_pair(tmp_path):
+    write(tmp_path)
+    ((before,),) = [section.interactions for section in load_comparison(tmp_path).sections]
+    reversed_order = BOTH.replace("gate,qk_norm", "qk_norm,gate")
+    write(tmp_path, {reversed_order: [loss - 0.5 for loss in LOSSES[BOTH]]})
+    one, other = (d for part in load_comparison(tmp_path).sections for d in part.interactions)
+    assert {one.variant, other.variant} == {"gate with qk_norm", "qk_norm with gate"}
+    means = {d.variant: d.mean for d in (one, other)}
+    assert means["gate with qk_norm"] == pytest.approx(before.mean)
+    assert means["qk_norm with gate"] == pytest.approx(before.mean - 0.5)
+
+
+@pytest.mark.parametrize("module", ["core", "parts.gate"])
+def test_rows_of_other_code_have_no_interaction(module, tmp_path):
+    write(tmp_path)
+    for seed in (1, 2, 3):
+        file = tmp_path / f"{GATE} {seed}" / "identity.json"
+        known = json.loads(file.read_text(encoding="utf-8"))
+        known["code"][f"gptattn.attention.{module}"] = "other"
+        file.write_text(json.dumps(known), encoding="utf-8")
     assert all(not section.interactions for section in load_comparison(tmp_path).sections)

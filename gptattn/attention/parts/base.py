@@ -76,8 +76,8 @@ class Part(nn.Module):
     def state(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what it keeps of each row, however long that is, by name.
 
-        In `shared.cache.tensors` they have an axis more, the batch, and begin as zeros; it updates
-        them in place at each step.
+        `shared.cache.tensors` holds them with a first axis more, the batch. They begin as zeros,
+        and the part updates them in place at each step.
         """
         return {}
 

@@ -21,7 +21,7 @@ class Conv(Part):
     2 * G * D * K parameters for k and v; a layer without its own keys and values has neither. They
     are drawn from N(0, std), as transformers draws Inkling's, so x hardly changes at first. The
     cache keeps the last K - 1 inputs. A window then reaches K - 1 tokens further back. Computed in
-    float32 or wider. Raises ValueError for other places.
+    float32 or wider. Raises ValueError for other targets.
 
     Source: k and v as in Inkling, transformers' InklingShortConvolution; the input as in Canon
     layers (A): Allen-Zhu 2025, arXiv:2512.17351.

@@ -76,14 +76,16 @@ class NativeSparseAttention(SoftmaxAttention):
         )
         for name, size, least in (("block", block, 1), ("select_block", select_block, block)):
             if size % stride or size < least:
-                raise ValueError(f"{name}={size} must be a multiple of {stride=}, from {least} on")
+                fit = f"{stride * -(-least // stride)} or more, a multiple of {stride=}"
+                raise ValueError(f"{name}={size} does not fit; give {fit}")
         self.block, self.stride, self.select_block, self.topk = block, stride, select_block, topk
         self.groups, self.num_kv_heads = num_kv_heads, 3 * num_kv_heads
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_branch = Linear(d_in, 3 * num_heads, bias=False)
-        # Of keys and of values; no Linear layers, which costs take to read each token.
+        # Of keys and of values; no Linear layers, which costs take to read each token. Having three
+        # axes, they take AdamW where matrices take Muon.
         D, X = self.head_dim, block * self.head_dim
         self.place_I111X = nn.Parameter(torch.zeros(2, 1, 1, 1, X))
         self.W_in_IDX = nn.Parameter(torch.randn(2, D, X) * X**-0.5)
@@ -184,7 +186,7 @@ class NativeSparseAttention(SoftmaxAttention):
             p_BGTC = p.unflatten(1, (-1, R)).sum(2)
             stop_BC1 = pos.take_along_dim(end_BC + 1, -1)[..., None] + 1
             both_BCJ = stop_BC1.minimum(first_J + size) - first_J.maximum(stop_BC1 - self.block)
-            score_BGTJ = p_BGTC @ (both_BCJ.clamp_min(0) / self.stride).to(p.dtype)[:, None]
+            score_BGTJ = p_BGTC @ (both_BCJ.clamp_min(0).to(p.dtype) / self.stride)[:, None]
             back_B1TJ = query.pos // size - first_J // size
             score_BGTJ = score_BGTJ.masked_fill((first_J == 0) | (back_B1TJ <= 1), torch.inf)
             score_BGTJ = score_BGTJ.masked_fill(back_B1TJ < 0, -torch.inf)
@@ -220,7 +222,7 @@ class NativeSparseAttention(SoftmaxAttention):
         maps = [attention_weights(q_BHTD, k, *one[:3]) for k, _, one in branches]
         back_BCT = held["end"].unsqueeze(2) - torch.arange(x_BTE.shape[1], device=x_BTE.device)
         inside_BCT = (back_BCT >= 0) & (back_BCT < self.block)
-        maps[0] = maps[0] @ (inside_BCT / self.block).to(maps[0].dtype).unsqueeze(1)
+        maps[0] = maps[0] @ (inside_BCT.to(maps[0].dtype) / self.block).unsqueeze(1)
         gate_BHT1, w_BHTS = held["gate"], held["gate"] * torch.cat(maps, 1)
         return w_BHTS.unflatten(1, (3, -1)).sum(1) / gate_BHT1.unflatten(1, (3, -1)).sum(1)
 
@@ -253,7 +255,7 @@ def _only(at: Placed, pos: Tensor, number_BHN: Tensor) -> Placed:
         return Placed(rule, q_pos, pos.take_along_dim(number_BHN[:, 0] + 1, -1))
     start_B1T = q_pos.start_BT[:, None]
 
-    def part(query: Span, key: Span) -> Tensor:  # by places in the row
+    def hide_others(query: Span, key: Span) -> Tensor:  # by places in the row
         return torch.where(key.pos < query.of(start_B1T), -torch.inf, 0.0)
 
-    return Placed(replace(rule, bias=part), range(start_B1T.shape[2]), number_BHN[:, 0])
+    return Placed(replace(rule, bias=hide_others), range(start_B1T.shape[2]), number_BHN[:, 0])

@@ -46,7 +46,7 @@ class RWKV7(RecurrentAttention):
 
     Source: Peng et al. 2025, arXiv:2503.14456, sec. 4; initial values as in the authors' code,
     github.com/BlinkDL/RWKV-LM, except for the projections, which start as in the other attentions;
-    the second matrices of adapters are orthogonal there, and here only as large.
+    the second matrices of adapters are orthogonal there, and here drawn with the same size.
     """
 
     delta: ClassVar[bool] = True
@@ -95,6 +95,7 @@ class RWKV7(RecurrentAttention):
         rate_C = 0.4 * ramp_C - 0.39 + 0.3 * wave_C
         self.removal = adapter("removal_rank", removal_rank, rate_C)
         own_C = 0.93 - 0.4 * ramp_C
+        rank_of("value_rank", value_rank, C, min(d_in, C))  # also where it is not used
         self.residual = adapter("value_rank", value_rank, own_C) if self.mixes else None
         self.gate = adapter("gate_rank", gate_rank)
         self.removal_gain_C = nn.Parameter(0.76 - 0.1 * ramp_C)
@@ -112,6 +113,8 @@ class RWKV7(RecurrentAttention):
         for_query, for_decay, for_key, for_value, for_removal, for_gate = x_XBTE.unbind(0)
         q, k, v = self.W_query(for_query), self.W_key(for_key), self.W_value(for_value)
         if self.residual is not None:
+            if VALUES not in shared.state:
+                raise ValueError(f"{VALUES} are missing; run it after its first layer, in a model")
             v = v + self.residual(for_value).sigmoid() * (shared.state[VALUES] - v)
         elif self.shares:
             shared.state[VALUES] = v

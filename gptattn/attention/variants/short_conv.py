@@ -35,6 +35,8 @@ class GatedShortConvolution(Attention):
         out_bias: bool = True,
     ) -> None:
         super().__init__()
+        if conv_size > context_length:
+            raise ValueError(f"conv_size={conv_size} is above {context_length=}; 3 is usual")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.W_write, self.W_read, self.W_value = (
             Linear(d_in, d_out, bias=False) for _ in range(3)
