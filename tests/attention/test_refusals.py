@@ -30,13 +30,15 @@ REFUSED = {
     f"{DSA} attn.index_heads=0": "attn.index_heads: 1 or more",
     f"{DSA} attn.index_dim=3": "attn.index_dim: rope_dim=4",
     "attn=nsa attn.stride=3": "attn.block: stride=3",
-    "attn=nsa attn.select_block=4": "attn.select_block: from 8",
+    "attn=nsa attn.select_block=4": "attn.select_block: 8 or more",
     "attn=nsa attn.topk=2": "attn.topk: >= 3",
     # States
     f"{DELTA} attn.conv_size=12": "attn.conv_size: context_length=11",
     f"{DELTA} attn.chunk=0": "attn.chunk: >= 1",
     f"{DELTA} attn.expand_v=1.5": "attn.expand_v: 1/5",
     f"{DELTA} attn.householders=0": "attn.householders: >= 1",
+    "attn=short_conv attn.conv_size=12": "attn.conv_size: context_length=11",
+    "attn=rwkv7 attn.value_rank=-3 attn.value_residual=false": "attn.value_rank: 1 to 30",
     f"{MAMBA} attn.groups=5": "attn.groups: [1, 2, 3, 4, 6",
     f"{MAMBA} attn.head_dim=7": "attn.expand: multiple",
     # What layers share
@@ -44,7 +46,10 @@ REFUSED = {
     "pattern=[cross_layer,gqa]": "pattern: layer 0 provides",
     "attn=gqa part=value_residual model.num_layers=1": "model.num_layers: more layers",
     "pattern=[gqa,mqa] part=value_residual": "pattern: layer 1 needs",
+    "pattern=[gqa,rwkv7,rwkv7] part=value_residual model.num_layers=3": "pattern: layer 0 provides",
     # Parts
+    "attn=nsa part=xsa": "part: cannot take xsa",
+    "part=qk_norm part.qk_norm.over=width part.qk_norm.after=rotation": "part.qk_norm.over: before",
     "part=gate part.gate.granularity=rowwise": "part.gate.granularity: headwise",
     # Rotary positions
     f"{ROPE} position.fraction=0.1": "position.fraction: 0.2 or more",

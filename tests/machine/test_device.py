@@ -73,7 +73,8 @@ def test_a_mac_s_gpu_is_not_taken(tmp_path, monkeypatch):
 
 
 def import_without_what_windows_lacks() -> None:
-    importlib.import_module("asyncio")  # on Windows it does not need what is taken away here
+    for name in ("asyncio", "huggingface_hub.hf_file_system"):
+        importlib.import_module(name)  # on Windows they do not need what is taken away here
     for name in [one for one in sys.modules if one.partition(".")[0] == "gptattn"]:
         del sys.modules[name]
     sys.modules |= dict.fromkeys(("resource", "termios", "pwd"))
