@@ -230,7 +230,7 @@ def step(
     """Return the output [B, H, V] of one token with P writes, and the state after it.
 
     g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule;
-    `removal`, a and b [B, H, 1, D], is added to the first.
+    `removal`, keys a and c [B, H, 1, D], is added to the first.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
     arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1; several
@@ -327,9 +327,9 @@ def chunked_delta(
     each depends on the ones before it: (1 + A) u = beta (v - exp(b) S^T k), where b are the sums of
     g since the chunk's start and A = beta k k^T exp(b_i - b_j) below the diagonal.
 
-    With `removal`, a and b [B, H, T, D], in place of beta, and g per channel, it is diagonal plus
-    low rank. The steps are what a finds, and go to b: (1 - A_b) u = A_k v + exp(b') S^T a, where
-    A_x = a x^T exp(b'_i - b_j), and b' are the sums b of the token before.
+    With `removal`, keys a and c [B, H, T, D], in place of beta, and g per channel, it is diagonal
+    plus low rank: u is what a reads of the state, and is written to c. (1 - A_c) u = A_k v +
+    exp(b') S^T a, where A_x = a x^T exp(b'_i - b_j), and b' are the sums of the token before.
 
     Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.3; the system: Yang et al. 2024,
     arXiv:2406.06484, sec. 3.2; per channel: Kimi Team 2025, arXiv:2510.26692, sec. 3.
@@ -353,18 +353,18 @@ def chunked_delta(
             weight = decay * (q @ k.mT)
         right, to_end = beta[..., None] * torch.cat([v, since_start * k], -1), to_last * k
     else:
-        find, to = split_chunks(chunk, *removal)
-        if start_BT is not None:  # the first token of a document finds nothing
+        reads, writes = split_chunks(chunk, *removal)
+        if start_BT is not None:  # the first token of a document reads nothing
             first_BT = start_BT == torch.arange(T, device=start_BT.device)
-            find = find.masked_fill(split_chunks(chunk, first_BT[:, None, :, None])[0], 0.0)
-        # A token finds what the one before would read with it as a query: before its own decay, and
-        # without an exponent above zero.
-        rows, keys = (q, F.pad(find[..., 1:, :], (0, 0, 0, 1))), torch.stack([k, to])
+            reads = reads.masked_fill(split_chunks(chunk, first_BT[:, None, :, None])[0], 0.0)
+        # It is read as by a query of the token before: before the token's own decay, and without an
+        # exponent above zero.
+        rows, keys = (q, F.pad(reads[..., 1:, :], (0, 0, 0, 1))), torch.stack([k, writes])
         ((w_v, weight), found), since_start, to_last = decay_channels(rows, keys, g, starts)
         a_v, a = F.pad(found[..., :-1, :], (0, 0, 1, 0))
         since_before = F.pad(since_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
-        a, right = -a, torch.cat([a_v @ v, -since_before * find], -1)
-        y_v, gain, to_end = w_v @ v, (to_last * k).mT @ v, to_last * to
+        a, right = -a, torch.cat([a_v @ v, -since_before * reads], -1)
+        y_v, gain, to_end = w_v @ v, (to_last * k).mT @ v, to_last * writes
     # u = u_v - u_k S for a state S that is not known yet, so the loop has only states and u.
     u = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)  # ignores a's rest
     keep = since_start[..., -1:, :].mT  # [..., D or 1, 1]
