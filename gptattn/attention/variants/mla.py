@@ -44,7 +44,6 @@ class MultiHeadLatentAttention(SoftmaxAttention):
     """
 
     keeps_heads = False
-    has_values = False
 
     def __init__(
         self,
