@@ -20,13 +20,13 @@ from gptattn.compare.finished_runs import SHIPPED
 from gptattn.compare.track import BASELINE, Entry, read_shipped, write_shipped
 from gptattn.machine.device import device_name
 from gptattn.settings.compose import settings
-from gptattn.training.preflight import Ready, preflight
+from gptattn.training.preflight import PreparedRun, preflight
 from gptattn.training.speed import interleave, train_steps
 
 STEPS = 3  # per round
 
 
-def prepare(entry: Entry, experiment: str) -> Ready:
+def prepare(entry: Entry, experiment: str) -> PreparedRun:
     """Return the entry, its width matched, ready to train."""
     overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *entry.typed]
     return preflight(settings(overrides), plans=True)

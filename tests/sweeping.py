@@ -24,7 +24,7 @@ from gptattn.settings.compose import settings as compose_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import hash_kernels
 from gptattn.sweep.loop import run_sweep
-from gptattn.training.preflight import Ready, preflight
+from gptattn.training.preflight import PreparedRun, preflight
 
 # A loss ends the run well, an int fails it with that exit code, and an exception goes through.
 Outcome = float | int | BaseException
@@ -39,7 +39,7 @@ OWN = (
 
 
 @lru_cache
-def get_ready(*overrides: str) -> Ready:
+def get_ready(*overrides: str) -> PreparedRun:
     """What all runs with these overrides share."""
     return preflight(settings(*overrides))
 

@@ -44,7 +44,7 @@ class Projected(Common, total=False):
     out_bias: bool
 
 
-class Placed(NamedTuple):
+class PlacedRule(NamedTuple):
     """A rule, and the positions of the queries and keys that it is for; `masks` as in `Shared`."""
 
     rule: Rule
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
     q_BHTD: Tensor
     held: Mapping[str, Tensor]
-    at: Placed
+    at: PlacedRule
     x_BTE: Tensor
     own: Mapping[str, Tensor]
 
@@ -170,7 +170,7 @@ class SoftmaxAttention(Attention):
         if any(part.uses_values for part in self._parts):
             new["v"] = self.own_values(new, shared)
         masks = shared.masks if cache is None else {}
-        return Step(q_BHTD, held, Placed(rule, shared.positions, k_pos, masks), x_BTE, new)
+        return Step(q_BHTD, held, PlacedRule(rule, shared.positions, k_pos, masks), x_BTE, new)
 
     @abstractmethod
     def project(self, x_BTE: Tensor) -> Heads:
@@ -216,7 +216,7 @@ class SoftmaxAttention(Attention):
         """Return the mechanism's own rule: which keys a query sees, and what happens to scores."""
         return self._plain
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         """Return the heads' outputs [B, H, T, D] over the keys whose entries are `held`."""
         return self.mix(q_BHTD, held["k"], held["v"], at)
 
@@ -225,7 +225,7 @@ class SoftmaxAttention(Attention):
         q_BHTD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
-        at: Placed,
+        at: PlacedRule,
         blend: Blend | None = None,
     ) -> Tensor:
         """Call the core's `attend` with this module's backend, and dropout in training."""

@@ -20,8 +20,8 @@ from gptattn.machine import disk
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.metrics import LOSS
-from gptattn.settings.config import Meaning, TrainConfig
-from gptattn.settings.identity import NAMED, Provenance, meaning
+from gptattn.settings.config import Effect, TrainConfig
+from gptattn.settings.identity import NAMED, Provenance, effect_of
 from gptattn.settings.record import complete_record
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
@@ -187,8 +187,8 @@ def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """
     name = f"{cfg.variant[:MAX_VARIANT]}_s{cfg.seed}"
     for key, value in (override.lstrip("+~").split("=", 1) for override in overrides):
-        if (kind := meaning(key.partition("@")[0])) in NAMED:
-            shown = Path(value.strip("'\"")).name if kind is Meaning.PLACE else value
+        if (kind := effect_of(key.partition("@")[0])) in NAMED:
+            shown = Path(value.strip("'\"")).name if kind is Effect.PLACE else value
             name += f"+{key.rpartition('.')[2]}-{shown}"
     safe = re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
     return f"{safe[: MAX_NAME - 7]}_{secrets.token_hex(3)}"

@@ -9,8 +9,8 @@ import yaml
 
 from gptattn.errors import UserError
 from gptattn.runs.folder import LOADER
-from gptattn.settings.config import CONF, Meaning, TrainConfig
-from gptattn.settings.identity import flat, meaning, result_settings
+from gptattn.settings.config import CONF, Effect, TrainConfig
+from gptattn.settings.identity import effect_of, flat, result_settings
 
 # What makes the attention, in the order of a row's name.
 ATTENTION = ("attn", "recipe", "pattern", "layers", "part", "position")
@@ -22,7 +22,7 @@ def read_typed(overrides: Sequence[str]) -> dict[str, str]:
     return {
         key: value
         for key, _, value in words
-        if key.partition(".")[0] in ATTENTION or meaning(key) not in (Meaning.BOUND, Meaning.VIEW)
+        if key.partition(".")[0] in ATTENTION or effect_of(key) not in (Effect.BOUND, Effect.VIEW)
     }
 
 
@@ -67,11 +67,11 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
 def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
     """Return what was typed for a run without the values that it would have anyway."""
     typed = {override: override.lstrip("+").partition("=")[0] for override in overrides}
-    told = {name for name in typed.values() if meaning(name) in (Meaning.RESULT, Meaning.LENGTH)}
+    told = {name for name in typed.values() if effect_of(name) in (Effect.RESULT, Effect.LENGTH)}
     own = cfg.choices, result_settings(flat(asdict(cfg)))
 
     def is_default(name: str) -> bool:
-        key = name if meaning(name) is not Meaning.LENGTH else "budget"
+        key = name if effect_of(name) is not Effect.LENGTH else "budget"
         rest = leave_out(name, overrides, cfg.choices, told)
         return "" != value_of(key, *own) == find_default(key, rest, cfg.choices)
 

@@ -18,7 +18,7 @@ from gptattn.errors import ConfigError
 from gptattn.machine.disk import expand_path
 from gptattn.settings.config import CONF, UNITS, Settings, TrainConfig, check, variant_name
 from gptattn.settings.construct import check_targets
-from gptattn.settings.identity import RESUMES, TYPED_PATHS, meaning
+from gptattn.settings.identity import RESUMES, TYPED_PATHS, effect_of
 from gptattn.settings.layers import read_files, read_layers
 from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omegaconf_error
 from gptattn.settings.own_code import use_folders
@@ -154,7 +154,7 @@ def resume_settings(
         if override.is_add() or override.is_delete() or isinstance(override.value(), dict):
             raise ConfigError(key, "a resumed run accepts only name=value")
         value = OmegaConf.select(cfg, key)
-        if meaning(key) in RESUMES:
+        if effect_of(key) in RESUMES:
             OmegaConf.update(node, key, value, merge=False)
             continue
         # The command that started the run, with resume= added, names nothing new.

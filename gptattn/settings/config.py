@@ -37,7 +37,7 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
-class Meaning(Enum):
+class Effect(Enum):
     """What another value of a setting, or of one below it, means for a run; RESULT if none says."""
 
     RESULT = "another result"
@@ -68,7 +68,7 @@ class ModelConfig:
     qkv_bias: bool
     mlp: MLP
     vocab_size: Annotated[int, Meta(gt=0, le=2**30)] | None
-    activation_checkpointing: Annotated[bool, Meaning.VIEW]
+    activation_checkpointing: Annotated[bool, Effect.VIEW]
 
 
 def default_width(mlp: str, d_model: int) -> int:
@@ -152,7 +152,7 @@ class ValidationConfig:
 
     fraction: Annotated[float, Meta(gt=0, lt=1)]
     tokens: PositiveInt | Literal["auto"] | None
-    count: Annotated[PositiveInt, Meaning.VIEW]
+    count: Annotated[PositiveInt, Effect.VIEW]
     lengths: list[PositiveInt]
 
 
@@ -174,13 +174,13 @@ class TrainerConfig:
     Lightning callbacks.
     """
 
-    accelerator: Annotated[Accelerator, Meaning.BOUND]
+    accelerator: Annotated[Accelerator, Effect.BOUND]
     precision: Precision
-    threads: Annotated[Threads | None, Meaning.BOUND]
+    threads: Annotated[Threads | None, Effect.BOUND]
     matmul_precision: Literal["highest", "high", "medium"]
-    deterministic: Annotated[bool, Meaning.BOUND]
-    devices: Annotated[Annotated[int, Meta(gt=0, le=1024)] | Literal["auto"], Meaning.VIEW]
-    num_nodes: Annotated[Annotated[int, Meta(gt=0, le=65_536)] | Literal["auto"], Meaning.VIEW]
+    deterministic: Annotated[bool, Effect.BOUND]
+    devices: Annotated[Annotated[int, Meta(gt=0, le=1024)] | Literal["auto"], Effect.VIEW]
+    num_nodes: Annotated[Annotated[int, Meta(gt=0, le=65_536)] | Literal["auto"], Effect.VIEW]
     callbacks: dict[str, Spec]
 
     @property
@@ -216,18 +216,18 @@ class Settings:
     in tokens, `log_every` in optimizer steps.
     """
 
-    experiment_name: Annotated[str, Meaning.BOUND]
+    experiment_name: Annotated[str, Effect.BOUND]
     # Shown separately in a run's name.
-    seed: Annotated[int, Meta(ge=0, le=2**32 - 1), Meaning.BOUND]
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1), Effect.BOUND]
     batch_size: Annotated[int, Meta(gt=0, le=2**20)]
     accumulate: PositiveInt
     loss_chunk_tokens: PositiveInt | None
     compile: bool | Literal["auto"]
-    log_every: Annotated[PositiveInt, Meaning.VIEW]
-    checkpoint: Annotated[bool, Meaning.BOUND]
-    cache_dir: Annotated[str | None, Meaning.VIEW]
-    allow_targets: Annotated[list[str], Meaning.BOUND]
-    init_from: Annotated[str | None, Meaning.BOUND]
+    log_every: Annotated[PositiveInt, Effect.VIEW]
+    checkpoint: Annotated[bool, Effect.BOUND]
+    cache_dir: Annotated[str | None, Effect.VIEW]
+    allow_targets: Annotated[list[str], Effect.BOUND]
+    init_from: Annotated[str | None, Effect.BOUND]
     init_method: InitMethod
     match: Literal["none", "params", "flops"]
     match_to: str
@@ -241,15 +241,15 @@ class Settings:
     tokenizer: Spec
     model: ModelConfig
     optim: OptimConfig
-    budget: Annotated[BudgetConfig, Meaning.LENGTH]
+    budget: Annotated[BudgetConfig, Effect.LENGTH]
     validation: ValidationConfig
-    sample: Annotated[SampleConfig, Meaning.VIEW]
+    sample: Annotated[SampleConfig, Effect.VIEW]
     trainer: TrainerConfig
-    sweep: Annotated[SweepConfig, Meaning.VIEW]
-    logger: Annotated[dict[str, Spec], Meaning.VIEW]
+    sweep: Annotated[SweepConfig, Effect.VIEW]
+    logger: Annotated[dict[str, Spec], Effect.VIEW]
     shared_init: bool
-    checks: Annotated[bool, Meaning.VIEW]
-    name: Annotated[Annotated[str, Meta(max_length=100)] | None, Meaning.VIEW]
+    checks: Annotated[bool, Effect.VIEW]
+    name: Annotated[Annotated[str, Meta(max_length=100)] | None, Effect.VIEW]
 
 
 class Layer(NamedTuple):
@@ -276,11 +276,11 @@ class TrainConfig(Settings):
     seeds.
     """
 
-    choices: Annotated[dict[str, str], Meaning.BOUND] = field(default_factory=dict)
-    match_attn: Annotated[Spec | None, Meaning.BOUND] = None
-    match_made: Annotated[Spec | None, Meaning.BOUND] = None
-    code_folders: Annotated[list[str], Meaning.BOUND] = field(default_factory=list)
-    overrides: Annotated[list[str], Meaning.BOUND] = field(default_factory=list)
+    choices: Annotated[dict[str, str], Effect.BOUND] = field(default_factory=dict)
+    match_attn: Annotated[Spec | None, Effect.BOUND] = None
+    match_made: Annotated[Spec | None, Effect.BOUND] = None
+    code_folders: Annotated[list[str], Effect.BOUND] = field(default_factory=list)
+    overrides: Annotated[list[str], Effect.BOUND] = field(default_factory=list)
 
     @property
     def variant(self) -> str:

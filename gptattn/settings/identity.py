@@ -14,14 +14,14 @@ from itertools import chain
 from typing import Any
 
 from gptattn.machine.source_code import hash_code, hash_of
-from gptattn.settings.config import Meaning, TrainConfig
+from gptattn.settings.config import Effect, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
 # Keys in `Provenance.earlier`: the last step that other code took, and an earlier budget in words.
 UNTIL, BUDGET = "until step", "earlier budget"
 
-RESUMES = (Meaning.LENGTH, Meaning.PLACE, Meaning.VIEW)  # may change when a run is resumed
-NAMED = (Meaning.RESULT, Meaning.LENGTH, Meaning.PLACE)  # an override is part of the run's name
+RESUMES = (Effect.LENGTH, Effect.PLACE, Effect.VIEW)  # may change when a run is resumed
+NAMED = (Effect.RESULT, Effect.LENGTH, Effect.PLACE)  # an override is part of the run's name
 
 # Backend -> the packages whose versions affect its numbers; those of fla are all.
 KERNELS = {"flex": ("triton",), "fla": ("triton", "fla")}
@@ -34,20 +34,20 @@ OF_COMMAND += ("attn", "recipe", "pattern", "part")
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
-def meaning(key: str) -> Meaning:
+def effect_of(key: str) -> Effect:
     """Return the meaning of a setting by its dotted name, or of a config group by its name."""
     if key in PATHS:
-        return Meaning.PLACE
+        return Effect.PLACE
     if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
-        return Meaning.BOUND
+        return Effect.BOUND
     kind: Any = TrainConfig
     for name in re.split(r"[.\[]", key):
         hint = list_hints(kind).get(name) if is_dataclass(kind) else None
         for one in getattr(hint, "__metadata__", ()):
-            if isinstance(one, Meaning):
+            if isinstance(one, Effect):
                 return one
         kind = bare(hint)
-    return Meaning.RESULT
+    return Effect.RESULT
 
 
 def flat(node: Any, name: str = "") -> dict[str, str]:
@@ -67,13 +67,13 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    kept = {key: value for key, value in config.items() if meaning(key) is Meaning.RESULT}
+    kept = {key: value for key, value in config.items() if effect_of(key) is Effect.RESULT}
     return kept | {"budget": budget_words(config)}
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
     """Select from a config's flat settings the paths of text, tokenizer and starting weights."""
-    return {k: v for k, v in config.items() if meaning(k) is Meaning.PLACE or k == "init_from"}
+    return {k: v for k, v in config.items() if effect_of(k) is Effect.PLACE or k == "init_from"}
 
 
 def budget_words(config: Mapping[str, str]) -> str:

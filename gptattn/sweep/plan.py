@@ -150,7 +150,7 @@ def plan_jobs(
 
 
 @dataclass(frozen=True)
-class Found:
+class ExistingRuns:
     """What the sweep's folder already has for some plans, by their folders."""
 
     done: dict[Path, Path]  # -> finished run that makes the plan unnecessary
@@ -159,13 +159,13 @@ class Found:
     stale: dict[Path, tuple[Path, str]]  # -> run of another provenance, and how they differ
 
 
-def find_runs(plans: Sequence[Plan]) -> Found:
+def find_runs(plans: Sequence[Plan]) -> ExistingRuns:
     """Find the runs of these plans: same settings and, unless `sweep.keep_stale`, same provenance.
 
     A run that was extended counts with its first budget, if that was complete.
     An unfinished run is resumed if it has a checkpoint, unless it would fail again.
     """
-    found = Found({}, {}, set(), {})
+    found = ExistingRuns({}, {}, set(), {})
     known = {home: _index_by_settings(home) for home in {plan.folder.parent for plan in plans}}
     for plan in plans:
         if plan.cfg.sweep.fresh:

@@ -11,10 +11,10 @@ from gptattn.machine.console import format_duration
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import TRAIN_LOSS
 from gptattn.runs.rows import read_metrics
-from gptattn.sweep.plan import Found
+from gptattn.sweep.plan import ExistingRuns
 
 
-def print_plan(home: Path, runs: int, over: int, found: Found) -> None:
+def print_plan(home: Path, runs: int, over: int, found: ExistingRuns) -> None:
     """Print how many runs there are, how many are done, and which results are stale and why."""
     from gptattn.compare.differences import listed  # imports pandas
 

@@ -8,8 +8,8 @@ from lightning.fabric.utilities import move_data_to_device
 from gptattn.maps.head_statistics import measure_heads
 from gptattn.maps.heatmap import draw_heads
 from gptattn.position.base import Documents
-from gptattn.training.preflight import Ready
-from gptattn.training.record import Board, log_row
+from gptattn.training.preflight import PreparedRun
+from gptattn.training.record import RunTensorBoard, log_row
 
 TOKENS = 512  # to measure on: with GPT-2 small, 1.5% of a validation's time
 MAP_TOKENS = 64  # in a heatmap
@@ -24,7 +24,7 @@ class AttentionLog(L.Callback):
     no maps are left out.
     """
 
-    def __init__(self, ready: Ready, board: Board) -> None:
+    def __init__(self, ready: PreparedRun, board: RunTensorBoard) -> None:
         self.board = board
         self.rows, self.documents = ready.data.opening(ready.cfg.model.context_length, TOKENS)
 

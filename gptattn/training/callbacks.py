@@ -22,8 +22,8 @@ from gptattn.machine.device import Moment, peak_memory_mb, runs_ahead
 from gptattn.runs.metrics import MEMORY, SPEED, STEP_MS, TRAIN_LOSS, lowest_accuracy
 from gptattn.training.compiling import uses
 from gptattn.training.module import LanguageModel
-from gptattn.training.preflight import Ready
-from gptattn.training.record import Board, MetricsFile, log_row
+from gptattn.training.preflight import PreparedRun
+from gptattn.training.record import MetricsFile, RunTensorBoard, log_row
 
 PROMPT_TOKENS = 16  # of the held-out text's beginning, the default prompt
 
@@ -37,7 +37,7 @@ class StepClock(L.Callback):
     one to the other. Must be the first of the callbacks.
     """
 
-    def __init__(self, ready: Ready) -> None:
+    def __init__(self, ready: PreparedRun) -> None:
         self._state, self._device = ready.state, ready.device
         self._compiling = ready.cfg.compile is True or uses(ready.cfg, "flex")
         self._making = 0.0  # seconds of making the first batch of those below
@@ -111,7 +111,7 @@ class MetricRows(L.Callback):
     logged with `self.log`: of training the means since the last row, of validation the values.
     """
 
-    def __init__(self, ready: Ready, clock: StepClock) -> None:
+    def __init__(self, ready: PreparedRun, clock: StepClock) -> None:
         self.state, self.clock, self.cfg, self.budget = ready.state, clock, ready.cfg, ready.budget
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
         self.flops_per_token = ready.cost.flops_per_token
@@ -231,7 +231,11 @@ class Samples(L.Callback):
     """
 
     def __init__(
-        self, ready: Ready, record: MetricsFile, board: Board, stop: Callable[[], bool]
+        self,
+        ready: PreparedRun,
+        record: MetricsFile,
+        board: RunTensorBoard,
+        stop: Callable[[], bool],
     ) -> None:
         self.record, self.board, self.stop = record, board, stop
         self.tokenizer, self.cfg, self.seed = ready.data.tokenizer, ready.cfg.sample, ready.cfg.seed
@@ -263,7 +267,7 @@ class BudgetEnd(L.Callback):
     several processes the first one's clock counts, so that all take the same steps.
     """
 
-    def __init__(self, ready: Ready, clock: StepClock) -> None:
+    def __init__(self, ready: PreparedRun, clock: StepClock) -> None:
         self.state, self.budget, self.clock = ready.state, ready.budget, clock
         self.validations, self.asked = ready.cfg.validation.count, ready.cfg.budget
         self.seconds = 0.0  # of training so far, the same in all processes

@@ -16,7 +16,7 @@ from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
 from gptattn.runs.checkpoint import read_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.training.callbacks import StepClock
-from gptattn.training.preflight import Ready
+from gptattn.training.preflight import PreparedRun
 from gptattn.training.record import MetricsFile
 
 
@@ -43,7 +43,7 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(
-        self, ready: Ready, run: RunFolder, clock: StepClock, record: MetricsFile | None
+        self, ready: PreparedRun, run: RunFolder, clock: StepClock, record: MetricsFile | None
     ) -> None:
         self.state, self.saves = ready.state, ready.cfg.checkpoint
         self.run, self.clock, self.record = run, clock, record

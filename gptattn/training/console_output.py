@@ -16,7 +16,7 @@ from rich.text import Text
 from gptattn.machine.console import format_duration, make_printable
 from gptattn.runs.metrics import ACCURACY, BITS, CACHE, LOSS, SPEED, STEP_MS, TRAIN_LOSS
 from gptattn.training.callbacks import Samples, StepClock
-from gptattn.training.preflight import Ready
+from gptattn.training.preflight import PreparedRun
 
 LINE_SECONDS = 4.0  # between plain lines
 RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in a table
@@ -25,7 +25,9 @@ RESULTS = (TRAIN_LOSS, "val/", "perf/", "cost/")  # beginnings of the names in a
 class ConsoleProgress(L.Callback):
     """Shows progress, losses and samples. Must come after `MetricRows`, which updates the state."""
 
-    def __init__(self, ready: Ready, console: Console, clock: StepClock, samples: Samples) -> None:
+    def __init__(
+        self, ready: PreparedRun, console: Console, clock: StepClock, samples: Samples
+    ) -> None:
         self.state, self.budget = ready.state, ready.budget
         self.console, self.clock, self.samples = console, clock, samples
         cfg, self.count = ready.cfg, ready.cfg.validation.count

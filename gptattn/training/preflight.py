@@ -47,7 +47,7 @@ ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run 
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedRun:
     """A run that has passed its checks, and what they loaded and computed."""
 
     cfg: TrainConfig  # with the match applied, and `auto` replaced
@@ -70,7 +70,9 @@ class Ready:
         return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
 
 
-def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool = False) -> Ready:
+def preflight(
+    cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool = False
+) -> PreparedRun:
     """Check the run that these settings describe, and return it ready to start.
 
     `resumes`: the folder of one that goes on. If that has a checkpoint, init_from is not read.
@@ -126,7 +128,7 @@ def preflight(cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool
         able = device.type == "cuda" and not (cuts_badly or find_toolchain(device).missing)
         cfg = replace(cfg, compile=able and pays(cfg, model, budget, cost.flops_per_token))
     kernels = hash_kernels(cfg, device.type)
-    return Ready(
+    return PreparedRun(
         cfg=cfg,
         device=device,
         model=model,

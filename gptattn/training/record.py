@@ -69,7 +69,7 @@ class MetricsFile(Logger):
         self._file.close()
 
 
-class Board(TensorBoardLogger):
+class RunTensorBoard(TensorBoardLogger):
     """Lightning's TensorBoard logger for a run's folder, with charts, HParams and texts.
 
     `of_task`: the run has an accuracy in place of bits per byte.

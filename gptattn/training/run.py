@@ -37,7 +37,7 @@ from gptattn.runs.resume import check_same, collect_facts, continue_provenance
 from gptattn.settings.config import TrainConfig
 from gptattn.training.compiling import COMPILE_SECONDS, compile_blocks, count_kinds
 from gptattn.training.contract import check_device, check_layers
-from gptattn.training.preflight import Ready, preflight
+from gptattn.training.preflight import PreparedRun, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 
 if TYPE_CHECKING:
@@ -68,21 +68,21 @@ def train(
     if folder is None:
         name = name_run(cfg, leave_out_defaults(cfg, overrides))
         folder = f"outputs/{cfg.experiment_name}/{name}"
-    held = RunFolder(expand_path(folder, "run_dir"))
+    run_folder = RunFolder(expand_path(folder, "run_dir"))
     with contextlib.ExitStack() as until_the_end:
         if resume:
             if is_first():
-                until_the_end.enter_context(held.lock("resume"))
-            cfg = use_kept_tokenizer(cfg, held)
-        elif is_first() and not held.begun:  # a run is refused below, once the folder is locked
-            refuse_taken(held.path, "run_dir", *NAMES)
+                until_the_end.enter_context(run_folder.lock("resume"))
+            cfg = use_kept_tokenizer(cfg, run_folder)
+        elif is_first() and not run_folder.begun:  # if begun, refused below, under the lock
+            refuse_taken(run_folder.path, "run_dir", *NAMES)
         if cfg.checks:  # before the text is read
             for note in check_layers(cfg):
                 console.print(f"note: {note}", markup=False)
             if is_first():
                 check_device(cfg)
         try:
-            ready = preflight(cfg, held if resume else None)
+            ready = preflight(cfg, run_folder if resume else None)
         except DataError as error:
             hint = "; if the text has moved, add data.path=..." if resume else ""
             raise DataError(error.field, error.message + hint) from None
@@ -91,37 +91,37 @@ def train(
         if "lightning" not in sys.modules:
             console.print("loading lightning")
         if not is_first():
-            return _train(ready, held, console)
+            return _train(ready, run_folder, console)
         if not resume:
-            check_room(held.path, ready.bytes_on_disk)
-            until_the_end.enter_context(held.lock())  # from now on its absence is an error
-        _claim(held, ready, resume)
-        with _note_its_end(held, resume):
-            summary = _train(ready, held, console)
-    console.print(f"run: {os.path.relpath(held.path)}", markup=False)
-    parent = shlex.quote(os.path.relpath(held.path.parent))
+            check_room(run_folder.path, ready.bytes_on_disk)
+            until_the_end.enter_context(run_folder.lock())  # from now on its absence is an error
+        _claim(run_folder, ready, resume)
+        with _note_its_end(run_folder, resume):
+            summary = _train(ready, run_folder, console)
+    console.print(f"run: {os.path.relpath(run_folder.path)}", markup=False)
+    parent = shlex.quote(os.path.relpath(run_folder.path.parent))
     console.print(f"look: tensorboard --logdir {parent}", markup=False)
     return summary
 
 
-def _claim(held: RunFolder, ready: Ready, resume: bool) -> None:
+def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
     """Make a new run's folder its own, or clear that of one that resumes."""
-    if not resume and held.begun:
+    if not resume and run_folder.begun:
         raise RunFolderError(
             "run_dir",
-            f"{held.path} already holds a run; resume it with resume=..., or give another folder",
+            f"{run_folder.path} already holds a run; use resume=..., or give another folder",
         )
-    remove_partials(held.path, held.checkpoints, held.tokenizer)
-    held.failure_file.unlink(missing_ok=True)
+    remove_partials(run_folder.path, run_folder.checkpoints, run_folder.tokenizer)
+    run_folder.failure_file.unlink(missing_ok=True)
     if not resume:
-        held.write_settings(ready.cfg)
-        held.write_tokenizer(ready.data.tokenizer.files())
+        run_folder.write_settings(ready.cfg)
+        run_folder.write_tokenizer(ready.data.tokenizer.files())
 
 
 @contextlib.contextmanager
-def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
+def _note_its_end(run_folder: RunFolder, resume: bool) -> Iterator[None]:
     """Say what a run that is stopped in this block holds, and note why one failed."""
-    shown = os.path.relpath(held.path)
+    shown = os.path.relpath(run_folder.path)
     try:
         yield
     except Stopped as stopped:
@@ -130,11 +130,11 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
         print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
         raise
     except KeyboardInterrupt:  # a step was given up
-        saved = held.known_checkpoints()[:1]
+        saved = run_folder.known_checkpoints()[:1]
         print(f"{shown} holds {saved[0].stem if saved else 'no state'}", file=sys.stderr)
         raise
     except Exception as error:
-        if not held.path.is_dir():
+        if not run_folder.path.is_dir():
             raise DiskError(
                 shown, "was removed or moved during the run; put it back and use resume=..."
             ) from error
@@ -142,11 +142,11 @@ def _note_its_end(held: RunFolder, resume: bool) -> Iterator[None]:
         if not refused:
             known = as_user_error(error)
             why = f"{type(error).__name__}: {error}" if known is None else str(known)
-            held.write_failure(1 if known is None else known.exit_code, why)
+            run_folder.write_failure(1 if known is None else known.exit_code, why)
         raise
 
 
-def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
+def _train(ready: PreparedRun, run_folder: RunFolder, console: Console) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
     from gptattn.training.console_output import make_table
 
@@ -157,23 +157,23 @@ def _train(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any]:
         facts = collect_facts(ready.data, ready.device, threads, cfg.trainer.processes)
         if ready.source is not None:
             check_same(state.facts, facts)
-            if (summary := _find_finished(ready, held, console)) is not None:
+            if (summary := _find_finished(ready, run_folder, console)) is not None:
                 return summary
         state.facts = facts
         if is_first():
-            _begin_record(ready, held)
+            _begin_record(ready, run_folder)
         _print_outline(ready, console)
         compile_blocks(cfg, ready.model)
-        loggers = _open_loggers(ready, held, at_end) if is_first() else []
-        steps = _fit(ready, held, console, loggers)
-        summary = summarise(ready, held.path.name, threads, steps)
+        loggers = _open_loggers(ready, run_folder, at_end) if is_first() else []
+        steps = _fit(ready, run_folder, console, loggers)
+        summary = summarise(ready, run_folder.path.name, threads, steps)
         if is_first():
-            held.write_summary(summary)
+            run_folder.write_summary(summary)
     console.print(make_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 
-def set_numerics(ready: Ready) -> int:
+def set_numerics(ready: PreparedRun) -> int:
     """Set what the last bits of a run's numbers depend on; return the CPU threads per process."""
     trainer, facts = ready.cfg.trainer, ready.state.facts
     threads = trainer.threads
@@ -188,7 +188,9 @@ def set_numerics(ready: Ready) -> int:
     return set_threads(threads)
 
 
-def _find_finished(ready: Ready, held: RunFolder, console: Console) -> dict[str, Any] | None:
+def _find_finished(
+    ready: PreparedRun, run_folder: RunFolder, console: Console
+) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to do.
 
     Raises ConfigError for a budget that is below what the run has taken.
@@ -198,7 +200,7 @@ def _find_finished(ready: Ready, held: RunFolder, console: Console) -> dict[str,
         raise ConfigError(
             "budget", f"is {budget.steps} steps, but {state.step} are already taken; give more"
         )
-    summary = held.finished()
+    summary = run_folder.finished()
     if summary is None:
         return None
     reached = cfg.budget.reached(lowest_accuracy(summary["metrics"]))
@@ -209,20 +211,20 @@ def _find_finished(ready: Ready, held: RunFolder, console: Console) -> dict[str,
     return summary
 
 
-def _begin_record(ready: Ready, held: RunFolder) -> None:
+def _begin_record(ready: PreparedRun, run_folder: RunFolder) -> None:
     """Write what makes the run, and cut off the rows that it writes once more."""
     made = ready.provenance
     if ready.source is not None:
-        made = continue_provenance(held, ready.cfg, made, ready.state)
-    held.write_provenance(made)
-    held.write_settings(ready.cfg)
-    held.summary_file.unlink(missing_ok=True)
-    if held.rows_file.exists():
-        size = held.rows_file.stat().st_size
-        os.truncate(held.rows_file, min(ready.state.row_bytes, size))
+        made = continue_provenance(run_folder, ready.cfg, made, ready.state)
+    run_folder.write_provenance(made)
+    run_folder.write_settings(ready.cfg)
+    run_folder.summary_file.unlink(missing_ok=True)
+    if run_folder.rows_file.exists():
+        size = run_folder.rows_file.stat().st_size
+        os.truncate(run_folder.rows_file, min(ready.state.row_bytes, size))
 
 
-def _print_outline(ready: Ready, console: Console) -> None:
+def _print_outline(ready: PreparedRun, console: Console) -> None:
     """Print where the run begins, what it costs, and what is special about its layers."""
     from gptattn.training.console_output import make_table
 
@@ -244,22 +246,26 @@ def _print_outline(ready: Ready, console: Console) -> None:
         console.print(f"compiles its layers: about {seconds:.0f} s, most before the first step")
 
 
-def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -> "list[Logger]":
+def _open_loggers(
+    ready: PreparedRun, run_folder: RunFolder, at_end: contextlib.ExitStack
+) -> "list[Logger]":
     """Open the run's record, then TensorBoard, then the trackers of the settings; log the costs.
 
     The record comes first, so that its rows are on the disk before others'.
     """
-    from gptattn.training.record import Board, MetricsFile, log_row, open_trackers
+    from gptattn.training.record import MetricsFile, RunTensorBoard, log_row, open_trackers
 
     cfg, step, shown = ready.cfg, ready.state.step, list_hyperparameters(ready)
-    record = MetricsFile(held)
+    record = MetricsFile(run_folder)
     at_end.callback(record.close)
     hook = threading.excepthook
     at_end.callback(setattr, threading, "excepthook", hook)
     # TensorBoard's thread prints no disk error: the next write raises it here.
     threading.excepthook = lambda args: isinstance(args.exc_value, OSError) or hook(args)
-    board = Board(held, ready.data.val_bytes is None, None if ready.source is None else step + 1)
-    loggers = [record, board, *open_trackers(cfg, held, step, shown)]
+    board = RunTensorBoard(
+        run_folder, ready.data.val_bytes is None, None if ready.source is None else step + 1
+    )
+    loggers = [record, board, *open_trackers(cfg, run_folder, step, shown)]
     board.declare(shown)
     if ready.source is None:
         # Each would be a chart of single points in TensorBoard.
@@ -268,8 +274,8 @@ def _open_loggers(ready: Ready, held: RunFolder, at_end: contextlib.ExitStack) -
 
 
 def _fit(
-    ready: Ready,
-    held: RunFolder,
+    ready: PreparedRun,
+    run_folder: RunFolder,
     console: Console,
     loggers: "Sequence[Logger]",
 ) -> int:
@@ -280,7 +286,7 @@ def _fit(
     cfg, budget = ready.cfg, ready.budget
     clock = StepClock(ready)
     end = BudgetEnd(ready, clock)
-    trainer = _make_trainer(ready, held, console, clock, end, loggers)
+    trainer = _make_trainer(ready, run_folder, console, clock, end, loggers)
 
     def schedule(step: int) -> float:
         return budget.schedule(step, end.seconds)
@@ -315,8 +321,8 @@ def _fit(
 
 
 def _make_trainer(
-    ready: Ready,
-    held: RunFolder,
+    ready: PreparedRun,
+    run_folder: RunFolder,
     console: Console,
     clock: "StepClock",
     end: "BudgetEnd",
@@ -334,11 +340,11 @@ def _make_trainer(
     from gptattn.training.callbacks import MetricRows, Samples
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
     from gptattn.training.console_output import ConsoleProgress
-    from gptattn.training.record import Board, MetricsFile
+    from gptattn.training.record import MetricsFile, RunTensorBoard
 
     record = next((one for one in loggers if isinstance(one, MetricsFile)), None)
-    checkpoints = Checkpoints(ready, held, clock, record)
-    board = next((one for one in loggers if isinstance(one, Board)), None)
+    checkpoints = Checkpoints(ready, run_folder, clock, record)
+    board = next((one for one in loggers if isinstance(one, RunTensorBoard)), None)
     callbacks: list[L.Callback] = [clock, *ready.callbacks, MetricRows(ready, clock)]
     if record is not None and board is not None:
         samples = Samples(ready, record, board, lambda: checkpoints.signum != 0)
@@ -375,7 +381,7 @@ def _make_trainer(
         log_every_n_steps=cfg.log_every,
         callbacks=callbacks,
         plugins=[SafeCheckpointIO()],
-        default_root_dir=held.path.absolute(),
+        default_root_dir=run_folder.path.absolute(),
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -34,7 +34,7 @@ from gptattn.runs.two_stages import variant_key
 from gptattn.settings.identity import list_changed
 from gptattn.training.compiling import compile_blocks
 from gptattn.training.module import LanguageModel
-from gptattn.training.preflight import Ready, make_model, preflight
+from gptattn.training.preflight import PreparedRun, make_model, preflight
 from gptattn.training.run import set_numerics
 
 TRAINING_SECONDS, DECODING_SECONDS = 0.3, 0.1  # of a turn
@@ -45,7 +45,7 @@ BATCHES = (1, 8)  # rows that are decoded at once
 
 Name = TypeVar("Name", bound=Hashable)
 Turn = Callable[[], float]  # builds and warms up what it times; returns seconds per unit of work
-Variant = tuple[str, str, Ready]  # `variant_key` and `Provenance.digest` of its runs, and one
+Variant = tuple[str, str, PreparedRun]  # `variant_key` and `Provenance.digest` of its runs, and one
 
 
 def interleave(
@@ -135,7 +135,7 @@ def measure_speeds(
     )
 
 
-def _calibrate(ready: Ready) -> dict[str | int, Turn]:
+def _calibrate(ready: PreparedRun) -> dict[str | int, Turn]:
     """Return the turns by their work: a `step`, a product of matrices, decoding so many rows."""
     device, dtype = ready.device, DTYPES[ready.cfg.trainer.precision]
     context, cached = ready.cfg.model.context_length, ready.cost.kv_bytes_per_token is not None
@@ -152,7 +152,7 @@ def _calibrate(ready: Ready) -> dict[str | int, Turn]:
     return found
 
 
-def train_steps(ready: Ready, steps: int) -> float:
+def train_steps(ready: PreparedRun, steps: int) -> float:
     """Train so many steps after WARM_UP; return the seconds of one, from batch to batch.
 
     That is the median on a CPU, which others may interrupt, and the mean on a GPU, whose host runs
@@ -194,7 +194,7 @@ def train_steps(ready: Ready, steps: int) -> float:
     return median(taken) if on_cpu else mean(taken)
 
 
-def decode_tokens(ready: Ready, rows: int, tokens: int) -> float:
+def decode_tokens(ready: PreparedRun, rows: int, tokens: int) -> float:
     """Decode so many tokens, up to a full context; return the seconds of one, of all rows."""
     model = _build(ready).to(ready.device, DTYPES[ready.cfg.trainer.precision])
     ids = torch.zeros(rows, model.context_length - tokens, dtype=torch.int64, device=ready.device)
@@ -208,6 +208,6 @@ def decode_tokens(ready: Ready, rows: int, tokens: int) -> float:
     return (time.perf_counter() - start) / tokens
 
 
-def _build(ready: Ready) -> Any:
+def _build(ready: PreparedRun) -> Any:
     set_numerics(ready)
     return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, plans=False)

@@ -8,14 +8,14 @@ from gptattn import __version__
 from gptattn.build.model import choose_mlp_width
 from gptattn.machine.device import device_name, git_commit
 from gptattn.settings.budget import Budget
-from gptattn.training.preflight import Ready
+from gptattn.training.preflight import PreparedRun
 
 GROUPS = ("model", "position", "block", "data", "tokenizer", "optim")
 SIZES = ("num_layers", "num_heads", "d_model", "context_length", "dropout")
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
-def list_hyperparameters(ready: Ready) -> dict[str, Any]:
+def list_hyperparameters(ready: PreparedRun) -> dict[str, Any]:
     """Return the hyperparameters. TensorBoard needs the same keys and types in every run."""
     cfg = ready.cfg
     # Of each attention, and of each part as `gate.key=value`.
@@ -52,7 +52,7 @@ def describe_budget(budget: Budget) -> str:
     return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
 
 
-def summarise(ready: Ready, run: str, threads: int, step: int) -> dict[str, Any]:
+def summarise(ready: PreparedRun, run: str, threads: int, step: int) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.
 
     `threads`: CPU threads of each process. `step`: optimizer steps taken.

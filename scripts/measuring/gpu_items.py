@@ -30,7 +30,7 @@ from gptattn.model.gpt import GPT
 from gptattn.model.loss import linear_cross_entropy, logits_to_gradient
 from gptattn.settings.config import TrainConfig
 from gptattn.training.compiling import compile_blocks
-from gptattn.training.preflight import Ready
+from gptattn.training.preflight import PreparedRun
 from gptattn.training.speed import decode_tokens
 from measuring import train
 from measuring.peers import LANGUAGE_MODELS
@@ -60,7 +60,7 @@ class Lab:
     def size(self) -> Size:
         return TINY if self.tiny else GPU
 
-    def ready(self, name: str, *more: str) -> Ready:
+    def ready(self, name: str, *more: str) -> PreparedRun:
         """Return a run of this choice that is ready to start, in whose settings no `auto` is."""
         text, cache = train.random_text(self.folder), self.folder / "cache"
         data = "data=text", f"data.path={text}", f"cache_dir={cache}", "checks=false"

@@ -41,7 +41,7 @@ from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.settings.compose import settings
 from gptattn.settings.config import Precision, TrainConfig
-from gptattn.training.preflight import DTYPES, Ready, preflight
+from gptattn.training.preflight import DTYPES, PreparedRun, preflight
 from gptattn.training.run import train
 from gptattn.training.speed import Turn, interleave, train_steps
 from measuring.menu import PEERS, VARIANTS, check_peers, check_variants, overrides_of
@@ -174,7 +174,7 @@ def contenders(
     }
 
 
-def prepare(size: Size, name: str, *more: str) -> Ready:
+def prepare(size: Size, name: str, *more: str) -> PreparedRun:
     """Return a run of this size, of a choice of the menu, that is ready to train."""
     overrides = [
         f"model={size.model}",

@@ -6,12 +6,12 @@ import pytest
 from building import settings
 
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.config import Meaning
+from gptattn.settings.config import Effect
 from gptattn.settings.identity import (
     Provenance,
     differences,
+    effect_of,
     hash_code_for,
-    meaning,
     resume_provenance,
     settings_key,
 )
@@ -33,17 +33,17 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
 
 
 MEANINGS = {
-    Meaning.BOUND: "seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer",
-    Meaning.LENGTH: "budget budget.steps budget.tokens",
-    Meaning.PLACE: "data.path data.val_path tokenizer.path",
-    Meaning.VIEW: "log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y",
-    Meaning.RESULT: "attn.scale part.gate.granularity pattern[0] model data.mask_documents",
+    Effect.BOUND: "seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer",
+    Effect.LENGTH: "budget budget.steps budget.tokens",
+    Effect.PLACE: "data.path data.val_path tokenizer.path",
+    Effect.VIEW: "log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y",
+    Effect.RESULT: "attn.scale part.gate.granularity pattern[0] model data.mask_documents",
 }
 
 
 @pytest.mark.parametrize("expected", MEANINGS)
 def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(expected):
-    assert {meaning(name) for name in MEANINGS[expected].split()} == {expected}
+    assert {effect_of(name) for name in MEANINGS[expected].split()} == {expected}
 
 
 @pytest.mark.parametrize(

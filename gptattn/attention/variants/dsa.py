@@ -19,7 +19,7 @@ from gptattn.attention.cache import Cache, Entry
 from gptattn.attention.core import BLOCK, split_in_blocks
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule, Span, place, visible, weights
-from gptattn.attention.softmax import Common, Placed, Step, seen_pairs, split_heads
+from gptattn.attention.softmax import Common, PlacedRule, Step, seen_pairs, split_heads
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.position.base import Positions
 from gptattn.position.rope import Pairs, RotaryPosition
@@ -173,7 +173,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             rank = _count_back(equal)
         return above | (equal & (rank <= self.topk - above.sum(-1, keepdim=True)))
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         T, S = q_BHTD.shape[2], held["index_key"].shape[2]
         if T > 1 or self.topk >= S or at.rule.decay is not None:
             return super().attend(q_BHTD, held, at)
@@ -184,10 +184,10 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         row_B1 = torch.arange(len(where_BK), device=where_BK.device)[:, None]
         latent_B1KX = held["latent"][row_B1, 0, where_BK].unsqueeze(1)
         k_pos = key.pos.flatten(1).expand(chosen_BS.shape)[row_B1, where_BK]
-        placed = Placed(replace(at.rule, bias=None), at.q_pos, k_pos)
+        placed = PlacedRule(replace(at.rule, bias=None), at.q_pos, k_pos)
         return super().attend(q_BHTD, {"latent": latent_B1KX}, placed)
 
-    def _index_loss(self, q_BHTX: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def _index_loss(self, q_BHTX: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         """Return the mean divergence, computed in blocks of queries as `attend` is."""
         with torch.no_grad():
             k_BHSX = self.keys(held)

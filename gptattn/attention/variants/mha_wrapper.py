@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, Heads, Placed, SoftmaxAttention
+from gptattn.attention.softmax import Common, Heads, PlacedRule, SoftmaxAttention
 from gptattn.attention.variants.single_head import CausalAttention
 
 
@@ -50,7 +50,7 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
             v.append(head.W_value(x_BTE))
         return torch.stack(q, dim=1), torch.stack(k, dim=1), torch.stack(v, dim=1)
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         # What a rule has for each head is for all heads at once.
         own = (at.rule.bias, at.rule.decay, at.rule.sink_H)
         decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower

@@ -15,7 +15,7 @@ from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import (
     Common,
     Heads,
-    Placed,
+    PlacedRule,
     SoftmaxAttention,
     seen_pairs,
     split_heads,
@@ -121,7 +121,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         k_BHSD = split_heads(self.W_key(latent_B1SC.squeeze(1)), self.num_heads)
         return torch.cat([k_BHSD, k_B1SP.expand(-1, self.num_heads, -1, -1)], dim=-1)
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         latent_B1SX, C = held["latent"], self.kv_rank
         if not self.absorbs(q_BHTD.shape[2], latent_B1SX.shape[2]):
             v_BHSD = split_heads(self.W_value(latent_B1SX[:, 0, :, :C]), self.num_heads)

@@ -18,7 +18,7 @@ from gptattn.attention.cache import BlockCache, Cache, Entry, TokenCache, count_
 from gptattn.attention.core import Backend
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule, Span, attention_weights, place, weights
-from gptattn.attention.softmax import Heads, Placed, SoftmaxAttention, seen_pairs, split_heads
+from gptattn.attention.softmax import Heads, PlacedRule, SoftmaxAttention, seen_pairs, split_heads
 from gptattn.position.base import Documents, HeadPosition, Positions
 
 Count = Annotated[int, Meta(ge=1)]
@@ -162,13 +162,13 @@ class NativeSparseAttention(SoftmaxAttention):
             _, k = part.rotated(k, k)
         return {"k_block": k, "v_block": v}
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         ys = [self.mix(q_BHTD, *branch) for branch in self._branches(q_BHTD, held, at)]
         return (held["gate"] * torch.cat(ys, 1)).unflatten(1, (3, -1)).sum(1)
 
     def _branches(
-        self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed
-    ) -> list[tuple[Tensor, Tensor, Placed]]:
+        self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule
+    ) -> list[tuple[Tensor, Tensor, PlacedRule]]:
         """Return keys, values and rule of the compressed, the selected and the window branch."""
         k_BGSD, v_BGSD, pos, end_BC = (held[name] for name in ("k", "v", "pos", "end"))
         T, S, R = q_BHTD.shape[2], k_BGSD.shape[2], self.num_heads // self.groups
@@ -209,7 +209,7 @@ class NativeSparseAttention(SoftmaxAttention):
             k_BGSD, v_BGSD = (x.take_along_dim(at_BGN[..., None], 2) for x in (k_BGSD, v_BGSD))
             # Each group sees the first N of these, so that one's positions are right for all.
             rule = _only(at, pos, at_BGN.repeat_interleave(R, 1)).rule
-            selected = Placed(rule, at.q_pos, pos_BGN[:, 0])
+            selected = PlacedRule(rule, at.q_pos, pos_BGN[:, 0])
         return [
             (held["k_block"], held["v_block"], blocks),
             (k_BGSD, v_BGSD, selected),
@@ -245,17 +245,17 @@ class NativeSparseAttention(SoftmaxAttention):
         return 2 * (self.num_heads * D * pairs + making)
 
 
-def _only(at: Placed, pos: Tensor, number_BHN: Tensor) -> Placed:
+def _only(at: PlacedRule, pos: Tensor, number_BHN: Tensor) -> PlacedRule:
     """Return rule and positions for the keys of these numbers, in each head; -1: no token."""
     rule, q_pos = at.rule, at.q_pos
     if rule.decay is not None:
         c_BHN = rule.decay.at_key_BHS.take_along_dim(number_BHN.clamp_min(0), -1)
         rule = replace(rule, decay=replace(rule.decay, at_key_BHS=c_BHN))
     if not isinstance(q_pos, Documents):
-        return Placed(rule, q_pos, pos.take_along_dim(number_BHN[:, 0] + 1, -1))
+        return PlacedRule(rule, q_pos, pos.take_along_dim(number_BHN[:, 0] + 1, -1))
     start_B1T = q_pos.start_BT[:, None]
 
     def hide_others(query: Span, key: Span) -> Tensor:  # by places in the row
         return torch.where(key.pos < query.of(start_B1T), -torch.inf, 0.0)
 
-    return Placed(replace(rule, bias=hide_others), range(start_B1T.shape[2]), number_BHN[:, 0])
+    return PlacedRule(replace(rule, bias=hide_others), range(start_B1T.shape[2]), number_BHN[:, 0])

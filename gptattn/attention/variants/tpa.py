@@ -15,7 +15,7 @@ from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import (
     Common,
     Heads,
-    Placed,
+    PlacedRule,
     SoftmaxAttention,
     seen_pairs,
     split_heads,
@@ -108,7 +108,7 @@ class TensorProductAttention(SoftmaxAttention):
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         return self._sum(held["a_k"], held["b_k"])
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
             return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
