@@ -40,7 +40,7 @@ class Arguments:
     variants: tuple[str, ...] = option(VARIANTS, OURS)
     peers: tuple[str, ...] = option(PEERS, tuple(ATTENTION_MODULES))
     lengths: tuple[int, ...] = option("tokens per row", LENGTHS)
-    rounds: Count = option("rounds; all take a turn in each", 7)
+    rounds: Count = option("turns of each contender", 7)
     steps: Count = option("steps per turn", 2)
     threads: Count = option("CPU threads", 2)
 

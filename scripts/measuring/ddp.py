@@ -35,7 +35,7 @@ IDS = 256  # bytes as tokens
 class Arguments:
     """model=nano"""
 
-    rounds: Count = option("rounds; all take a turn in each", 5)
+    rounds: Count = option("turns of each contender", 5)
     steps: Count = option("steps per run", 60)
 
 

@@ -46,7 +46,7 @@ class Arguments:
     only: Literal["model", "attention"] | None = option("model or attention; default: both")
     lengths: tuple[int, ...] = option("tokens in the layer's cache", (1024, 8192))
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = option("float32, bfloat16 or both", ())
-    rounds: Count = option("rounds; all take a turn in each", 5)
+    rounds: Count = option("turns of each contender", 5)
     threads: Count = option("CPU threads", 2)
 
 
