@@ -1,7 +1,7 @@
 """Measures the speed of the attention track's entries, and writes it into their files.
 
-Training steps of all entries take turns on one thread, in a new random order each round. The runs
-that gave the losses shared a machine, or ran on several.
+The entries' training steps take turns on one thread, in a new random order each round. The speeds
+of the entries' own runs don't compare: those runs shared a machine, or ran on several.
 """
 
 import sys
@@ -27,7 +27,7 @@ STEPS = 3  # per round
 
 
 def prepare(entry: Entry, experiment: str) -> PreparedRun:
-    """Return the entry, its width matched, ready to train."""
+    """Return the entry's run with its width matched, ready to train."""
     overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *entry.typed]
     return preflight(settings(overrides), plans=True)
 
@@ -36,12 +36,12 @@ def prepare(entry: Entry, experiment: str) -> PreparedRun:
 class Arguments:
     """folder=benchmarks/track"""
 
-    folder: Path = option("of the entries", SHIPPED["track"])
-    rounds: Count = option("in each, all take a turn", 7)
+    folder: Path = option("folder of the entries", SHIPPED["track"])
+    rounds: Count = option("turns of each entry", 7)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Turn, print and write."""
+    """Time the entries in turns; print and write their speeds."""
     args = parse(Arguments, arguments)
     set_threads(1)
     entries = read_shipped(args.folder, Entry)

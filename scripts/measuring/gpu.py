@@ -38,7 +38,7 @@ class Arguments:
 
     out: Path = option("folder for results", Path("gpu"))
     items: tuple[str, ...] = option(f"some of {', '.join(ITEMS)}", ())
-    seconds: Count = option("time limit", 560)
+    seconds: Count = option("time limit for everything", 560)
     device: Literal["cuda", "cpu"] = option("cuda or cpu", "cuda")
     tiny: bool = option("true: small sizes, for a CPU", False)
     item: str | None = option("measure only the cells that stdin names, in this process")
