@@ -176,7 +176,7 @@ def simulate_track(effect: float, tables: int) -> Claims:
     for _ in range(tables):
         base = draw_baseline(SEEDS_BY_BUDGET)
         lost = [lose_by_rate(generator) for _ in truths]
-        losses = [draw(truth, own, 3) for truth, own in zip(truths, lost, strict=True)]
+        losses = [draw(truth, loss, 3) for truth, loss in zip(truths, lost, strict=True)]
         effects, p, verdicts = _judge(base, losses)
         still_open = [i for i, verdict in enumerate(verdicts) if verdict == "open"]
         for i in still_open:
@@ -187,10 +187,10 @@ def simulate_track(effect: float, tables: int) -> Claims:
         if best:
             at_gate = [draw(truths[i], lose_by_rate(generator), 8) for i in best]
             ratios, p, _ = _judge(draw_baseline(SEEDS_AT_GATE), at_gate)
-            for i, one, own in zip(best, ratios, p, strict=True):
+            for i, one, p_at_gate in zip(best, ratios, p, strict=True):
                 claims.at_gate += 1
                 claims.covered_at_gate += one.interval[0] <= truths[i] <= one.interval[1]
-                claims.records += own < RECORD and one.value > 1
+                claims.records += p_at_gate < RECORD and one.value > 1
         claims.second_stage += len(still_open)
         wrong = 0
         for truth, verdict, one in zip(truths, verdicts, effects, strict=True):
@@ -211,8 +211,8 @@ def _judge(
     base: dict[float, Losses], losses: list[Losses]
 ) -> tuple[list[Effective], list[float], list[str]]:
     """Return each entry's effective compute, corrected p and verdict."""
-    budgets = {compute: own.tolist() for compute, own in base.items()}
-    entries = [own.tolist() for own in losses]
+    budgets = {compute: drawn.tolist() for compute, drawn in base.items()}
+    entries = [drawn.tolist() for drawn in losses]
     (shared, _), *spreads = share_spread([budgets[1.0], *entries])
     return judge(entries, [1.0] * len(entries), fit_curve(budgets, {1.0: shared}), spreads)
 

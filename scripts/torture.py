@@ -84,9 +84,9 @@ def wait_for(run: Path, process: subprocess.Popen[bytes], moment: float) -> None
         time.sleep(0.01)
 
 
-def kill(folder: Path, own: list[str], chance: random.Random) -> None:
+def kill(folder: Path, overrides: list[str], chance: random.Random) -> None:
     """Kill the run, resume it, and kill it again."""
-    commands = ([*TINY, *own, "run_dir=run"], ["resume=run"])
+    commands = ([*TINY, *overrides, "run_dir=run"], ["resume=run"])
     for command, earliest in zip(commands, (0, 0.5), strict=True):
         process = start(folder, *command)
         wait_for(folder / "run", process, earliest + chance.random() / 2)
@@ -103,20 +103,20 @@ def run(arguments: Sequence[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         for i in range(args.count):
             variant = i % len(VARIANTS)
-            own = [*VARIANTS[variant], *TRAINERS[args.trainer]]
+            overrides = [*VARIANTS[variant], *TRAINERS[args.trainer]]
             if variant not in whole:
                 folder = Path(home, f"whole{variant}")
                 folder.mkdir()
-                assert start(folder, *TINY, *own, "run_dir=run").wait() == 0, folder
+                assert start(folder, *TINY, *overrides, "run_dir=run").wait() == 0, folder
                 whole[variant] = fingerprint(folder / "run")
             folder = Path(home, f"{i}")
             folder.mkdir()
-            kill(folder, own, chance)
+            kill(folder, overrides, chance)
             code = start(folder, "resume=run").wait()
             output = (folder / "output.txt").read_text()[-2000:]
-            assert code == 0, f"{own} resumed with exit code {code}: {output}"
+            assert code == 0, f"{overrides} resumed with exit code {code}: {output}"
             same = fingerprint(folder / "run") == whole[variant]
-            assert same, f"{own} differs from an undisturbed run"
+            assert same, f"{overrides} differs from an undisturbed run"
         print(f"killed and resumed {args.count}: all equal undisturbed runs", flush=True)
 
 

@@ -49,12 +49,14 @@ def run(arguments: Sequence[str]) -> None:
     runs = {name: prepare(entry, args.folder.name) for name, entry in unique.items()}
     turns = {name: partial(train_steps, one, STEPS) for name, one in runs.items()}
     seconds = interleave(turns, args.rounds)
-    for name, own in sorted(seconds.items(), key=lambda item: median(item[1])):
-        print(f"{name}: {ratio(seconds[BASELINE], own):.3f} of {BASELINE} ± {spread(own):.1%}")
+    for name, values in sorted(seconds.items(), key=lambda item: median(item[1])):
+        print(
+            f"{name}: {ratio(seconds[BASELINE], values):.3f} of {BASELINE} ± {spread(values):.1%}"
+        )
     machine = device_name(torch.device("cpu"))
     speeds = {
-        name: [round(base / one, 4) for base, one in zip(seconds[BASELINE], own, strict=True)]
-        for name, own in seconds.items()
+        name: [round(base / one, 4) for base, one in zip(seconds[BASELINE], values, strict=True)]
+        for name, values in seconds.items()
     }
     write_shipped(
         [msgspec.structs.replace(e, speeds=speeds[e.name], machine=machine) for e in entries],

@@ -63,13 +63,13 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
             values = seconds[name, length]
             per_token = [value / (batch * length) for value in values]
             tokens = shortest * max(1, TOKENS // shortest)
-            own = [value / tokens for value in seconds[name, shortest]]
+            shortest_per_token = [value / tokens for value in seconds[name, shortest]]
             figures = {
                 "ms": 1e3 * median(values),
                 "spread": spread(values),
                 "over_first": ratio(values, seconds[first, length]),
                 "us_per_token": 1e6 * median(per_token),
-                "over_shortest": ratio(per_token, own),
+                "over_shortest": ratio(per_token, shortest_per_token),
             }
             results[f"{name} T={length}"] = figures
             form = "{ms:.1f} {spread:.1%} {over_first:.2f} {us_per_token:.1f} {over_shortest:.2f}"

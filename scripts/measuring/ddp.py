@@ -41,15 +41,17 @@ class Arguments:
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Time the steps in turns; print and return their seconds."""
-    args, given = parse_own(Arguments, arguments)
-    cfg = preflight(settings([*given, *TWO]), plans=True).cfg
+    args, overrides = parse_own(Arguments, arguments)
+    cfg = preflight(settings([*overrides, *TWO]), plans=True).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
-    own = (*given, f"budget.steps={args.steps}")
+    base = (*overrides, f"budget.steps={args.steps}")
     measures: dict[str, Turn] = {
-        "one process, one thread": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=1"),
-        "one process, two threads": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=2"),
-        "two processes": partial(step_seconds, *own, *TWO),
+        "one process, one thread": partial(step_seconds, *base, "trainer=cpu", "trainer.threads=1"),
+        "one process, two threads": partial(
+            step_seconds, *base, "trainer=cpu", "trainer.threads=2"
+        ),
+        "two processes": partial(step_seconds, *base, *TWO),
     }
     seconds = interleave(measures, args.rounds)
     rows = []

@@ -68,17 +68,17 @@ def take_missing(args: Arguments) -> None:
     """Run the items that lack cells, each in its own process."""
     end = time.monotonic() + args.seconds
     jobs = [(n, cells) for n in args.items or ITEMS if (cells := find_missing(args.out, n))]
-    given = [f"{key}={getattr(args, key)}" for key in ("out", "device", "tiny")]
+    options = [f"{key}={getattr(args, key)}" for key in ("out", "device", "tiny")]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if args.device == "cpu" else {}
     running: list[subprocess.Popen[str]] = []
     try:
         for number, (name, cells) in enumerate(jobs):
             # Start the next one early: importing takes seconds.
             for item, _ in jobs[number + len(running) : number + 2]:
-                command = [sys.executable, sys.argv[0], "gpu", *given, f"item={item}"]
+                command = [sys.executable, sys.argv[0], "gpu", *options, f"item={item}"]
                 # Its own session, so that its compilers are killed with it.
-                own = {"env": os.environ | hidden, "start_new_session": True}
-                running.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **own))
+                more = {"env": os.environ | hidden, "start_new_session": True}
+                running.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **more))
             process, seconds = running[0], min(end - time.monotonic(), ITEMS[name].seconds)
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
@@ -145,8 +145,8 @@ def print_goals(results: dict[str, dict[str, Cell]]) -> None:
     for peer in ITEMS["peers"].cells:
         goals.append((f"train.py / {peer}", (*run, speed), ("peers", peer, speed), ">=1.00"))
     for cell in ITEMS["mechanisms"].cells:
-        bound, own = "0.60" if "differential" in cell else "0.80", ("mechanisms", cell, "tflops")
-        goals.append((f"{cell} / mha, at equal FLOPs", own, (*step, "tflops"), f">={bound}"))
+        bound, rate = "0.60" if "differential" in cell else "0.80", ("mechanisms", cell, "tflops")
+        goals.append((f"{cell} / mha, at equal FLOPs", rate, (*step, "tflops"), f">={bound}"))
     for name, how in product(("kda", "lightning"), ("eager_ms", "compiled_ms")):
         of = ("fla", name, f"fla_{how}"), ("layers_of_fla", name, how)
         goals.append((f"{name} by fla / fla's own layer, {how}", *of, "<=1.10"))

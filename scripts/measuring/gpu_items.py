@@ -135,8 +135,8 @@ def run_cell(lab: Lab, item: str, cell: str) -> Cell:
 
 def describe_device(lab: Lab, _: str) -> Cell:
     """Return versions, and the rates of a copy and of products: best, and after two seconds."""
-    own = ("torch", "triton", "lightning", "fla-core", "transformers", "litgpt", "x-transformers")
-    figures: Cell = {one.name: one.version for one in distributions() if one.name in own}
+    names = ("torch", "triton", "lightning", "fla-core", "transformers", "litgpt", "x-transformers")
+    figures: Cell = {one.name: one.version for one in distributions() if one.name in names}
     figures |= {"device": device.device_name(DEVICE), "lacks": device.missing_compiler(DEVICE)}
     one = torch.zeros(2**20 if lab.tiny else 2**30, dtype=torch.uint8, device=DEVICE)
     figures["copied_gb_per_s"] = 2e-6 * one.nbytes / lab.time(one.clone)["ms"]
@@ -175,14 +175,14 @@ def measure_head(lab: Lab, name: str) -> Cell:
     tokens = cfg.batch_size * cfg.model.context_length
     ids, width = cfg.model.vocab_size or 256, cfg.model.d_model
     x, weight = (torch.randn(n, width, device=DEVICE) for n in (tokens, ids))
-    given = x.requires_grad_(), (0.02 * weight).requires_grad_()
+    inputs = x.requires_grad_(), (0.02 * weight).requires_grad_()
     targets, chunk = torch.randint(ids, (tokens,), device=DEVICE), cfg.loss_chunk_tokens
     to_gradient = TO_GRADIENT if cfg.compile else None
 
     def step() -> None:
         with torch.autocast(DEVICE.type, BF16):
-            loss = linear_cross_entropy(*given, targets, chunk, to_gradient)
-        torch.autograd.grad(loss, given)
+            loss = linear_cross_entropy(*inputs, targets, chunk, to_gradient)
+        torch.autograd.grad(loss, inputs)
 
     figures = lab.time(step)
     return figures | lab.rate(6e3 * tokens * weight.numel() / figures["ms"])
@@ -285,16 +285,16 @@ def compare_layers(lab: Lab, name: str, backends: Sequence[str]) -> Cell:
         torch.manual_seed(0)  # for equal weights
         cfg = lab.ready(f"{name}:attn.backend={backend}").cfg
         layer, mixed = build_layer(cfg, {}, {}, 0).to(DEVICE), cfg.trainer.precision != "32-true"
-        given = (x if exact else x.double()).clone().requires_grad_()
+        inputs = (x if exact else x.double()).clone().requires_grad_()
         layer = layer if exact else layer.double()
         with torch.autocast(DEVICE.type, BF16, enabled=mixed and bool(exact)):
-            y = layer(given)
-        own = [y, *torch.autograd.grad(y, given, upstream.to(y.dtype))]
+            y = layer(inputs)
+        results = [y, *torch.autograd.grad(y, inputs, upstream.to(y.dtype))]
         if exact:
-            figures[f"{backend}_error"] = max(map(error_of, own, exact))
+            figures[f"{backend}_error"] = max(map(error_of, results, exact))
             times = time_layer(lab, layer, mixed)
             figures |= {f"{backend}_{how}": ms for how, ms in times.items()}
-        exact = exact or own
+        exact = exact or results
     return figures
 
 

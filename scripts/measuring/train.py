@@ -125,16 +125,16 @@ def measure_speed(
     tokens = size.batch_size * size.context_length
     results: dict[str, Any] = {}
     for precision in args.precisions:
-        own = {name: values for (key, name), values in seconds.items() if key == precision}
-        products, rows = own.pop("matmul"), []
-        for name, values in own.items():
+        by_name = {name: values for (key, name), values in seconds.items() if key == precision}
+        products, rows = by_name.pop("matmul"), []
+        for name, values in by_name.items():
             # The peers are GPT-2 too, with the FLOPs of our first contender.
             per_token = flops.get(name.partition(" ")[2], flops[names[0]])
             figures = {
                 "tokens_per_s": tokens / median(values),
                 "step_ms": 1e3 * median(values),
                 "spread": spread(values),
-                "over_first": ratio(own[f"train.py {names[0]}"], values),
+                "over_first": ratio(by_name[f"train.py {names[0]}"], values),
                 "of_matmul": tokens * per_token * ratio(products, values),
             }
             results[f"{precision}: {name}"] = figures
@@ -161,8 +161,8 @@ def contenders(
 
         return seconds
 
-    own = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
-    ours = {name: prepare(size, name, *own) for name in names}
+    overrides = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
+    ours = {name: prepare(size, name, *overrides) for name in names}
     return {
         "matmul": lambda: 1 / matmul_flops_per_second(DEVICE, DTYPES[precision]),
         f"bare {names[0]}": in_plain_loop(partial(our_model, size, names[0]), our_loss),
@@ -264,17 +264,17 @@ def random_text(folder: Path) -> Path:
 
 def measure_memory(names: list[str], peers: list[str], threads: int) -> dict[str, float]:
     """Train each contender in its own process; print and return the peak MB."""
-    own = [f"train.py {name}" for name in names]
+    runs = [f"train.py {name}" for name in names]
     script, options = ROOT / "scripts" / "bench.py", ["train", f"threads={threads}"]
     peaks: dict[str, float] = {}
-    for contender in (*own, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):
+    for contender in (*runs, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):
         command = [sys.executable, str(script), *options, f"memory_of={contender}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         peaks[contender] = json.loads(done.stdout.splitlines()[-1])["peak_mb"]
-    base = min(peaks[peer] for peer in peers) if peers else peaks[own[0]]
+    base = min(peaks[peer] for peer in peers) if peers else peaks[runs[0]]
     rows = [[name, f"{peak:,.0f}", f"{peak / base:.3f}"] for name, peak in peaks.items()]
     title = f"peak memory, gpt2_small, batch {MEMORY.batch_size} x {MEMORY.context_length}"
-    print_table(title, ["", "MB", "/ the leanest peer's" if peers else f"/ {own[0]}"], rows)
+    print_table(title, ["", "MB", "/ the leanest peer's" if peers else f"/ {runs[0]}"], rows)
     return peaks
 
 
