@@ -50,9 +50,8 @@ def run(arguments: Sequence[str]) -> None:
     turns = {name: partial(train_steps, one, STEPS) for name, one in runs.items()}
     seconds = interleave(turns, args.rounds)
     for name, values in sorted(seconds.items(), key=lambda item: median(item[1])):
-        print(
-            f"{name}: {ratio(seconds[BASELINE], values):.3f} of {BASELINE} ± {spread(values):.1%}"
-        )
+        speed = ratio(seconds[BASELINE], values)
+        print(f"{name}: {speed:.3f} times {BASELINE}'s speed, ± {spread(values):.1%}")
     machine = device_name(torch.device("cpu"))
     speeds = {
         name: [round(base / one, 4) for base, one in zip(seconds[BASELINE], values, strict=True)]

@@ -45,13 +45,11 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     cfg = preflight(settings([*overrides, *TWO]), plans=True).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
-    base = (*overrides, f"budget.steps={args.steps}")
+    run = (*overrides, f"budget.steps={args.steps}")
     measures: dict[str, Turn] = {
-        "one process, one thread": partial(step_seconds, *base, "trainer=cpu", "trainer.threads=1"),
-        "one process, two threads": partial(
-            step_seconds, *base, "trainer=cpu", "trainer.threads=2"
-        ),
-        "two processes": partial(step_seconds, *base, *TWO),
+        "one process, one thread": partial(step_seconds, *run, "trainer=cpu", "trainer.threads=1"),
+        "one process, two threads": partial(step_seconds, *run, "trainer=cpu", "trainer.threads=2"),
+        "two processes": partial(step_seconds, *run, *TWO),
     }
     seconds = interleave(measures, args.rounds)
     rows = []

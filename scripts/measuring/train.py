@@ -226,9 +226,7 @@ def plain_step(
     first = [one.to(DEVICE) for one in next(batches)]
 
     def step() -> None:
-        ids, targets = (
-            first if ON_GPU else next(batches)
-        )  # a copy would make the host wait for the GPU
+        ids, targets = first if ON_GPU else next(batches)  # copying makes the host wait for a GPU
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
             loss = loss_of(model, ids, targets)
         loss.backward()
