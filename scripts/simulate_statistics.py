@@ -42,7 +42,7 @@ def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float
     return deviation * root.root
 
 
-def unlike(generator: Generator, size: tuple[int, ...]) -> Losses:
+def wide_baseline(generator: Generator, size: tuple[int, ...]) -> Losses:
     """Return normal noise; the first variant, the baseline, has 3 times the standard deviation."""
     noise = generator.normal(size=size)
     noise[0] *= 3
@@ -74,7 +74,7 @@ NOISE: dict[str, Callable[[Generator, tuple[int, ...]], Losses]] = {
     ),
     "skewed (exponential)": lambda g, size: g.exponential(size=size),
     "heavy-tailed (t, 3 degrees)": lambda g, size: g.standard_t(3, size=size),
-    "baseline with three times the spread": unlike,
+    "baseline with three times the spread": wide_baseline,
     "only the baseline skewed": skewed_baseline,
     "only the baseline diverges, one run in ten": diverging_baseline,
     "every variant diverges, one run in ten": lambda g, size: (
