@@ -1,9 +1,9 @@
 """Measures on one GPU what decides defaults and claims, in at most ten minutes.
 
-Each item has its own process and time limit, so a hang or a crash costs only that item. Its cells
-are written to OUT/ITEM.json as they end. Run the same command with the same `out` to measure what
-is missing, then what failed. With `device=cpu tiny=true` everything runs on a CPU; what needs a GPU
-says so.
+Each item has its own process and time limit, so a hang or a crash costs only that item. The most
+decisive items run first. Each result is saved to OUT/ITEM.json at once. Run the same command with
+the same `out` to measure what is missing, then what failed. With `device=cpu tiny=true` everything
+runs on a CPU; what needs a GPU says so.
 
 Prints all results in `out`, then the goals. Exit code 1: something failed or is missing.
 """

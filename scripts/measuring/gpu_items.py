@@ -1,4 +1,4 @@
-"""What is measured on one GPU: items, each made of cells, in the order of what they decide.
+"""What is measured on one GPU: items, each made of cells, the most decisive first.
 
 Variants are named as in `menu.py`: `mha+sink`, `mha:compile=true`.
 """
