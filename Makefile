@@ -1,11 +1,11 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    check format, lint and types
-# make test-all                with the slow tests     make report  compare finished runs
+# make test-all                also the slow tests     make report  compare finished runs
 # make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
-# make docs                    build site/             make docs-serve   the pages as they are edited
-# make test-oldest             test with the oldest torch that we support
-# make audit                   known vulnerabilities of the pinned versions
-# make track                   the attention track's runs     make battery  the battery's
+# make docs                    build site/             make docs-serve   preview the pages
+# make test-oldest             test with the oldest torch we support
+# make audit                   look for known vulnerabilities in the pinned versions
+# make track                   run the attention track        make battery  run the battery
 
 PYTHON ?= python3
 VENV   := .venv
@@ -19,19 +19,18 @@ OLDEST := .venv-oldest
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-# Without cached bytecode, each process would compile all that it imports.
+# Without cached bytecode, each process would compile all its imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-all test-oldest lint board report bench menu track battery docs docs-serve audit clean
 
-# Only what training needs: linters and other libraries would slow the first start. It is rebuilt only
-# when one of these files changes. Compiling everything installed would take as long as the rest, so
-# only what training imports is compiled beforehand.
-# pip is not quiet here, since it may download gigabytes.
+# Only what training needs: linters and other libraries would slow the first start. Compiling every
+# installed package would take as long as everything else, so compile only what training imports.
+# pip is not quiet here, because it may download gigabytes.
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
-	@echo "setting up $(VENV), once: 1 of 3, installing torch"
+	@echo "setting up $(VENV) (once): 1 of 3, installing torch"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) torch
 	@echo "setting up $(VENV): 2 of 3, installing the other libraries"
@@ -49,7 +48,7 @@ $(TESTED): $(STAMP)
 train: $(STAMP)
 	$(BIN)/python train.py $(ARGS)
 
-# Two workers with one thread each: on two cores, two threads each would wait for one another.
+# Two workers with one thread each: with two threads each, two cores would be overloaded.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The markers are defined in pyproject.toml.
@@ -59,7 +58,7 @@ test: $(TESTED)
 test-all: $(TESTED)
 	$(PYTEST) $(ARGS)
 
-# The other libraries are as pinned, except setuptools, of which that torch needs an older one.
+# Other libraries stay pinned, except setuptools: that torch needs an older one.
 $(OLDEST)/.tested: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(OLDEST)
 	grep -vE '^(torch|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt
@@ -81,8 +80,8 @@ board: $(STAMP)
 report: $(STAMP)
 	$(BIN)/gptattn-compare $(or $(ARGS),outputs)
 
-# The peers pin versions that we do not want, so they have their own environment. --no-deps leaves
-# out dependencies that the benchmarks do not need.
+# The peers pin versions that we do not want, so they have their own environment. --no-deps skips
+# dependencies that the benchmarks do not need.
 INTO_BENCH := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check
 $(BENCH)/.installed: pyproject.toml constraints.txt scripts/measuring/peers-requirements.txt
 	$(PYTHON) -m venv --clear $(BENCH)
@@ -94,13 +93,13 @@ $(BENCH)/.installed: pyproject.toml constraints.txt scripts/measuring/peers-requ
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench.py $(or $(ARGS),train)
 
-# Trains a small model for each choice, measures, and draws: about half an hour.
+# Trains a small model per choice, measures, and draws: about half an hour.
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
-# The track's table, gate, recall against state and simulation, about 18 hours of two cores. Stop it at
-# any time: the same command goes on after the runs that have ended. A failed entry (-) does not stop
-# the rest. The second stage has the entries that the first left open.
+# The track's table, gate, recall against state, and simulation: about 18 hours on two cores. You can
+# stop it at any time: the same command skips finished runs. A failed entry (-) does not stop the
+# rest. The second stage runs the entries that the first left open.
 TRACK := $(BIN)/python train.py -m
 SECOND := $(TRACK) experiment=track 'seed=range(24,29)'
 GATE := $(TRACK) experiment=track_gate
@@ -125,7 +124,7 @@ track: $(STAMP)
 	$(BIN)/gptattn-compare outputs/recall_state
 	$(BIN)/python scripts/simulate_statistics.py tracks=2000
 
-# The battery's rows, in the same way.
+# The battery's rows, likewise.
 BATTERY := $(TRACK) experiment=battery
 battery: $(STAMP)
 	-$(BATTERY) attn=mha,mqa,mla,sliding,differential
@@ -139,8 +138,8 @@ battery: $(STAMP)
 	-$(BATTERY) recipe=gemma3,gpt_oss,kimi_linear,qwen3_next
 	$(BIN)/gptattn-compare outputs/battery
 
-# The site's tools have their own environment, so that they add nothing to .venv. It includes torch,
-# because the notebook trains.
+# The site's tools have their own environment, to keep .venv small. It includes torch, because the
+# notebook trains.
 $(DOCS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -153,8 +152,8 @@ docs: $(DOCS)/.installed
 docs-serve: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs serve $(ARGS)
 
-# pip-audit has its own environment, so that it adds nothing to .venv. constraints.txt lists every
-# pin, so nothing has to be resolved.
+# pip-audit has its own environment, to keep .venv small. constraints.txt pins everything, so pip has
+# nothing to resolve.
 $(AUDIT)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)

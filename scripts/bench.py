@@ -1,13 +1,13 @@
 """Measures speed and memory: `python scripts/bench.py PART`; `PART --help` lists its arguments.
 
-train      training steps beside other libraries' models, start-up, peak memory
-attention  one layer, forward and backward, beside torch's module and a tutorial's classes
-decode     the whole model beside transformers' `generate`, and one layer against a long cache
-ddp        two processes that share a batch, and what they exchange
-gpu        one GPU: kernels, steps, peers, mechanisms, goals, each alone and in order of use
+train      training steps and peak memory, next to other libraries' models
+attention  one layer, forward and backward, next to torch's module and a tutorial's classes
+decode     the whole model next to transformers' `generate`, and one layer with a long cache
+ddp        two processes that share a batch, next to one
+gpu        one GPU: kernels, steps, peers, mechanisms and goals, each in its own process
 
-Whatever a part compares takes turns within one run, in a new random order each round. It prints
-medians, their spread, and ratios paired by round. The last line is JSON.
+Everything a part compares takes turns within one run, in a new random order each round. A part
+prints medians, their spread, and ratios paired by round. The last line is JSON.
 """
 
 import ast
@@ -21,11 +21,11 @@ PARTS = ("train", "attention", "decode", "ddp", "gpu")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the part that is asked for; return the exit code."""
+    """Run the requested part; return the exit code."""
     if not arguments or arguments[0] not in PARTS:
-        print(ast.get_docstring(ast.parse(Path(__file__).read_text("utf-8"))))  # also under -OO
+        print(ast.get_docstring(ast.parse(Path(__file__).read_text("utf-8"))))  # works under -OO
         return 0 if arguments in ([], ["-h"], ["--help"]) else 2
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of a tree that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # if not installed
     from gptattn.cli.arguments import run_script
 
     name, *options = arguments

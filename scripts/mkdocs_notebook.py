@@ -1,7 +1,7 @@
 # pyright: reportMissingImports=false
-"""A hook of mkdocs: runs each notebook in docs/ and turns its cells and outputs into a page.
+"""An mkdocs hook: runs each notebook in docs/ and turns its cells and outputs into a page.
 
-`make docs` calls it. An error in a cell ends the build. Outputs that are kept: SVG, Markdown, text.
+`make docs` calls it. An error in a cell ends the build. Keeps SVG, Markdown and text outputs.
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ from mkdocs.structure.files import File, Files
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-SECONDS = 600  # that a cell may take
+SECONDS = 600  # time limit of a cell
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Put a page, and its pictures, in the place of each notebook."""
+    """Replace each notebook with a page and its pictures."""
     for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
         files.remove(file)
         for page in pages(Path(file.abs_src_path), file.src_uri.removesuffix(".ipynb"), config):
@@ -27,12 +27,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point links to a notebook at the page that is built from it."""
+    """Point links to a notebook at the page built from it."""
     return markdown.replace(".ipynb)", ".md)")
 
 
 def pages(source: Path, name: str, config: Any) -> list[File]:
-    """The notebook as Markdown, then its pictures. Raises PluginError for a cell that fails."""
+    """Return the notebook as Markdown, then its pictures. Raises PluginError if a cell fails."""
     notebook: Any = nbformat.read(source, as_version=4)
     kernel = KernelManager(kernel_name="python3", transport="ipc")
     try:
@@ -52,8 +52,8 @@ def pages(source: Path, name: str, config: Any) -> list[File]:
             data = output.get("data", {})
             if "image/svg+xml" in data:
                 picture = f"{name}_{len(pictures) + 1}.svg"
-                made = File.generated(config, picture, content=data["image/svg+xml"])
-                pictures.append(made)
+                svg = File.generated(config, picture, content=data["image/svg+xml"])
+                pictures.append(svg)
                 text.append(f"![What the cell above draws]({Path(picture).name})")
             elif "text/markdown" in data:
                 text.append(data["text/markdown"])

@@ -1,8 +1,7 @@
 """Kills small runs at random moments, twice each, and resumes them.
 
-It takes about a minute; `count=50` is at length. A run that was killed and
-resumed must equal an undisturbed one to the last bit: weights, optimizer and rows. The exit code is
-1 where one does not.
+Takes about a minute; use `count=50` for a long test. A run that was killed and resumed must equal
+an undisturbed one to the last bit: weights, optimizer and rows. The exit code is 1 if one differs.
 """
 
 import hashlib
@@ -49,13 +48,13 @@ VARIANTS = (
 class Arguments:
     """count=3 trainer=gpu"""
 
-    count: Count = option("how many runs", 3)
-    seed: Seed = option("of the moments", 1)
-    trainer: Literal["cpu", "gpu"] = option("gpu: with trainer.deterministic=true", "cpu")
+    count: Count = option("how many runs to kill", 3)
+    seed: Seed = option("seed of the random moments", 1)
+    trainer: Literal["cpu", "gpu"] = option("gpu also sets trainer.deterministic=true", "cpu")
 
 
 def fingerprint(run: Path) -> str:
-    """Return a SHA-256 of a finished run's weights, optimizer and rows, but for times."""
+    """Return a SHA-256 of a finished run's weights, optimizer and rows, without times."""
     content = read_checkpoint(RunFolder(run).known_checkpoints()[0])
     sha = hashlib.sha256()
     for name, tensor in sorted(content["state_dict"].items()):
@@ -71,13 +70,13 @@ def fingerprint(run: Path) -> str:
 
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
-    """Start a training command in the folder, its output in a file there."""
+    """Start a training command in the folder; its output goes to a file there."""
     with (folder / "output.txt").open("ab") as output:
         return subprocess.Popen([*TRAIN, *overrides], cwd=folder, stdout=output, stderr=output)
 
 
 def wait_for(run: Path, process: subprocess.Popen[bytes], moment: float) -> None:
-    """Wait until the run has so many of its rows, or has ended."""
+    """Wait until the run has written this share of its rows, or has ended."""
     rows = RunFolder(run).rows_file
     while process.poll() is None:
         if rows.exists() and rows.read_bytes().count(b"\n") > 2 + 26 * moment:
@@ -85,9 +84,9 @@ def wait_for(run: Path, process: subprocess.Popen[bytes], moment: float) -> None
         time.sleep(0.01)
 
 
-def kill(folder: Path, own: list[str], chance: random.Random) -> None:
-    """Kill the run at two moments, with a resume in between."""
-    commands = ([*TINY, *own, "run_dir=run"], ["resume=run"])
+def kill(folder: Path, overrides: list[str], chance: random.Random) -> None:
+    """Kill the run, resume it, and kill it again."""
+    commands = ([*TINY, *overrides, "run_dir=run"], ["resume=run"])
     for command, earliest in zip(commands, (0, 0.5), strict=True):
         process = start(folder, *command)
         wait_for(folder / "run", process, earliest + chance.random() / 2)
@@ -96,7 +95,7 @@ def kill(folder: Path, own: list[str], chance: random.Random) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Kill runs and resume them; raise AssertionError if one differs from an undisturbed one."""
+    """Kill runs and resume them; raise AssertionError if one differs from an undisturbed run."""
     args = parse(Arguments, arguments)
     chance = random.Random(args.seed)
     whole: dict[int, str] = {}
@@ -104,21 +103,21 @@ def run(arguments: Sequence[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         for i in range(args.count):
             variant = i % len(VARIANTS)
-            own = [*VARIANTS[variant], *TRAINERS[args.trainer]]
+            overrides = [*VARIANTS[variant], *TRAINERS[args.trainer]]
             if variant not in whole:
                 folder = Path(home, f"whole{variant}")
                 folder.mkdir()
-                assert start(folder, *TINY, *own, "run_dir=run").wait() == 0, folder
+                assert start(folder, *TINY, *overrides, "run_dir=run").wait() == 0, folder
                 whole[variant] = fingerprint(folder / "run")
             folder = Path(home, f"{i}")
             folder.mkdir()
-            kill(folder, own, chance)
+            kill(folder, overrides, chance)
             code = start(folder, "resume=run").wait()
             output = (folder / "output.txt").read_text()[-2000:]
-            assert code == 0, f"{own} resumed with exit code {code}: {output}"
+            assert code == 0, f"{overrides} resumed with exit code {code}: {output}"
             same = fingerprint(folder / "run") == whole[variant]
-            assert same, f"{own} differs from an undisturbed run"
-        print(f"{args.count} killed runs equal to undisturbed ones", flush=True)
+            assert same, f"{overrides} differs from an undisturbed run"
+        print(f"killed and resumed {args.count}: all equal undisturbed runs", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Checks the shipped results of track and battery against today's code, by their fingerprints.
+"""Checks by fingerprint whether today's code still gives the shipped results of track and battery.
 
-With `renew=true` a result whose fingerprint differs gets today's and a new version, and is stale
-until its runs have been made again: for a change of the mathematics that is meant. A result without
-a fingerprint gets one. A result of the battery also differs if its task has other held-out rows.
+Use `renew=true` after an intended change of the mathematics: a result that differs gets today's
+fingerprint and a new version, and stays stale until you repeat its runs. A result without a
+fingerprint gets one. A battery result also differs if its task's held-out rows have changed.
 """
 
 import sys
@@ -28,11 +28,11 @@ class Arguments:
     """entry=all"""
 
     entry: str = option("all, or the name of one, such as 'mha part=[gate]'")
-    renew: bool = option("true: write fingerprints that differ", False)
+    renew: bool = option("true: replace fingerprints that differ", False)
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Print each entry with what its fingerprint says; write those to be renewed."""
+    """Print whether each entry's fingerprint holds; write the renewed ones."""
     args = parse(Arguments, arguments)
     shipped = {
         experiment: read_shipped(folder, Result if experiment == "battery" else Entry)
@@ -43,25 +43,25 @@ def check(arguments: Sequence[str]) -> None:
         raise ConfigError("entry", f"{args.entry!r} is not shipped; {suggest(args.entry, names)}")
     tasks = read_tasks(lambda cfg: build_data(cfg).text_hash)
     rows = {name: task.facts["rows"] for name, task in tasks.items()}
-    known = cache(lambda *overrides: compute_fingerprint(overrides))  # a row's tasks share it
+    fingerprint_of = cache(lambda *overrides: compute_fingerprint(overrides))  # tasks share it
     for experiment, entries in shipped.items():
         for i, entry in enumerate(entries):
             if args.entry not in ("all", entry.name):
                 continue
-            found = known(*entry.list_overrides(experiment))
+            fingerprint = fingerprint_of(*entry.list_overrides(experiment))
             same = not isinstance(entry, Result) or rows.get(entry.task) == entry.facts["rows"]
-            said = "holds" if same and agrees(entry.fingerprint, found) else "differs"
-            if not entry.fingerprint or (said == "differs" and args.renew):
+            status = "holds" if same and agrees(entry.fingerprint, fingerprint) else "differs"
+            if not entry.fingerprint or (status == "differs" and args.renew):
                 again = bool(entry.fingerprint)
-                said += ", renewed"
+                status += ", renewed"
                 entries[i] = msgspec.structs.replace(
                     entry,
-                    fingerprint=found,
+                    fingerprint=fingerprint,
                     version=entry.version + again,
                     stale=entry.stale or again,
                 )
             what = entry.task if isinstance(entry, Result) else f"{entry.steps:,} steps"
-            print(f"{experiment}: {entry.name}, {what}: {said}", flush=True)
+            print(f"{experiment}: {entry.name}, {what}: {status}", flush=True)
         write_shipped(entries, SHIPPED[experiment])
 
 

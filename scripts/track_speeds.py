@@ -1,7 +1,7 @@
 """Measures the speed of the attention track's entries, and writes it into their files.
 
-Training steps of all entries take turns on one thread, in a new random order each round. The runs
-that gave the losses shared a machine, or ran on several.
+The entries' training steps take turns on one thread, in a new random order each round. The speeds
+of the entries' own runs don't compare: those runs shared a machine, or ran on several.
 """
 
 import sys
@@ -27,7 +27,7 @@ STEPS = 3  # per round
 
 
 def prepare(entry: Entry, experiment: str) -> PreparedRun:
-    """Return the entry, its width matched, ready to train."""
+    """Return the entry's run with its width matched, ready to train."""
     overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *entry.typed]
     return preflight(settings(overrides), plans=True)
 
@@ -36,12 +36,12 @@ def prepare(entry: Entry, experiment: str) -> PreparedRun:
 class Arguments:
     """folder=benchmarks/track"""
 
-    folder: Path = option("of the entries", SHIPPED["track"])
-    rounds: Count = option("in each, all take a turn", 7)
+    folder: Path = option("folder of the entries", SHIPPED["track"])
+    rounds: Count = option("turns of each entry", 7)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Turn, print and write."""
+    """Time the entries in turns; print and write their speeds."""
     args = parse(Arguments, arguments)
     set_threads(1)
     entries = read_shipped(args.folder, Entry)
@@ -49,12 +49,13 @@ def run(arguments: Sequence[str]) -> None:
     runs = {name: prepare(entry, args.folder.name) for name, entry in unique.items()}
     turns = {name: partial(train_steps, one, STEPS) for name, one in runs.items()}
     seconds = interleave(turns, args.rounds)
-    for name, own in sorted(seconds.items(), key=lambda item: median(item[1])):
-        print(f"{name}: {ratio(seconds[BASELINE], own):.3f} of {BASELINE} ± {spread(own):.1%}")
+    for name, values in sorted(seconds.items(), key=lambda item: median(item[1])):
+        speed = ratio(seconds[BASELINE], values)
+        print(f"{name}: {speed:.3f} times {BASELINE}'s speed, ± {spread(values):.1%}")
     machine = device_name(torch.device("cpu"))
     speeds = {
-        name: [round(base / one, 4) for base, one in zip(seconds[BASELINE], own, strict=True)]
-        for name, own in seconds.items()
+        name: [round(base / one, 4) for base, one in zip(seconds[BASELINE], values, strict=True)]
+        for name, values in seconds.items()
     }
     write_shipped(
         [msgspec.structs.replace(e, speeds=speeds[e.name], machine=machine) for e in entries],

@@ -18,7 +18,7 @@ from measuring.tables import ratio, spread
 from gptattn.attention import CacheGroup
 
 
-def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half():
+def test_ratios_are_paired_by_round_and_spread_is_half_the_middle_half():
     # The rounds' ratios are 2, 1 and 4; the quotient of the medians would be 3 / 2.
     assert ratio([2.0, 3.0, 8.0], [1.0, 3.0, 2.0]) == 2
     # Of 1 to 8 the quarters lie at 3 and 6, and the median is 4.5.

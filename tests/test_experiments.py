@@ -41,7 +41,7 @@ def test_every_run_of_an_experiment_composes_and_no_two_are_the_same(experiment)
     assert len({repr(cfg) for cfg in found}) == len(found)
 
 
-def test_one_experiment_has_every_recipe_with_an_mlp_to_match_and_a_model_of_its_own():
+def test_one_experiment_has_every_distinct_recipe_with_a_matched_mlp():
     recipes = sweeper("recipes")["params"]["recipe"].split(",")
     # At four heads qwen3_5 is the same model as qwen3_next.
     assert sorted([*recipes, "mamba2", "qwen3_5"]) == menu("recipe")

@@ -41,7 +41,7 @@ def test_a_gather_moves_what_it_returns_and_expanded_axes_cost_nothing():
     ]
 
 
-def test_what_the_host_waits_for_is_named_and_what_it_does_not_wait_for_is_not():
+def test_only_what_the_host_waits_for_is_named():
     def program(counts: Counts) -> list[str]:
         on_host = torch.empty(N)
         x = on_host.to("cuda", non_blocking=True)

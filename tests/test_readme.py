@@ -37,7 +37,7 @@ def use(tmp_path, monkeypatch):
     return put
 
 
-def test_the_example_variant_can_be_compared_and_its_weights_are_those_of_cosines(use, capsys):
+def test_the_example_variant_is_comparable_and_weighs_by_cosine(use, capsys):
     # Under a name of its own, so that whoever adds the example to the menu can test it.
     place = "gptattn/attention/variants/cosine.py", "conf/attn/cosine.yaml", "attn/example.yaml"
     given = [use(*place), "attn=example"]

@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_its_configs_and_shipped_entries_and_no_more(wheel):
+def test_the_wheel_holds_only_the_package_its_configs_and_shipped_entries(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     files = [*ROOT.glob("gptattn/**/*.*"), *ROOT.glob("hydra_plugins/*.py")]
     kinds = (".py", ".j2", ".js", ".txt")
@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_package_its_configs_and_shipped_entries_and_no_more
 
 
 @pytest.mark.slow
-def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(wheel, tmp_path):
+def test_the_wheel_trains_in_an_empty_environment_and_folder(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=False)
     scripts = tmp_path / "env" / "bin"
     python = scripts / "python"

@@ -1,5 +1,4 @@
-"""The parts of scripts/bench.py, each with its options (`new_parser`) and `measure`.
+"""The parts of scripts/bench.py: each has `Arguments` and `measure`.
 
-`rounds` is what they share, `menu` names what is measured, and `peers` builds other libraries'
-models.
+They share `tables`. `menu` names what is measured, and `peers` builds other libraries' models.
 """

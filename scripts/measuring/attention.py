@@ -1,8 +1,8 @@
 """One attention layer, forward and backward, against torch's module and a tutorial's classes.
 
-Inputs are (B, T, 768) with 12 heads. Prints milliseconds, microseconds per token and ratios: of one
-layer, or the mean of two in a row where the second uses what the first leaves. The peers, and
-`backend=reference`, hold all T x T scores, so they are left out above T = 4,096.
+Inputs are (B, T, 768) with 12 heads. Prints milliseconds, microseconds per token and ratios for one
+layer. Where a second layer reuses the first one's state, it prints the mean of the two. Above
+T = 4,096 the peers and `backend=reference` are left out, because they hold all T x T scores.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,15 +40,15 @@ class Arguments:
     variants: tuple[str, ...] = option(VARIANTS, OURS)
     peers: tuple[str, ...] = option(PEERS, tuple(ATTENTION_MODULES))
     lengths: tuple[int, ...] = option("tokens per row", LENGTHS)
-    rounds: Count = option("in each, all take a turn", 7)
-    steps: Count = option("of each in a round", 2)
+    rounds: Count = option("turns of each contender", 7)
+    steps: Count = option("steps per turn", 2)
     threads: Count = option("CPU threads", 2)
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Time all modules at all lengths; print and return milliseconds and ratios.
 
-    The lengths take turns as the modules do: time per token is compared between them.
+    Lengths take turns too, because time per token is compared between them.
     """
     args = parse(Arguments, arguments)
     set_threads(args.threads)
@@ -63,17 +63,17 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
             values = seconds[name, length]
             per_token = [value / (batch * length) for value in values]
             tokens = shortest * max(1, TOKENS // shortest)
-            own = [value / tokens for value in seconds[name, shortest]]
-            found = {
+            shortest_per_token = [value / tokens for value in seconds[name, shortest]]
+            figures = {
                 "ms": 1e3 * median(values),
                 "spread": spread(values),
                 "over_first": ratio(values, seconds[first, length]),
                 "us_per_token": 1e6 * median(per_token),
-                "over_shortest": ratio(per_token, own),
+                "over_shortest": ratio(per_token, shortest_per_token),
             }
-            results[f"{name} T={length}"] = found
+            results[f"{name} T={length}"] = figures
             form = "{ms:.1f} {spread:.1%} {over_first:.2f} {us_per_token:.1f} {over_shortest:.2f}"
-            rows.append([name, *form.format(**found).split()])
+            rows.append([name, *form.format(**figures).split()])
         title = f"(B, T) = ({batch}, {length}), {args.rounds} rounds of {args.steps}"
         headings = ["", "ms", "spread", f"/ {names[0]}", "us/token", f"/ T={shortest}"]
         print_table(title, headings, rows)
@@ -83,8 +83,8 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
 def contenders(
     names: list[str], peers: list[str], lengths: Sequence[int], steps: int
 ) -> dict[tuple[str, int], Turn]:
-    """Return what measures each module at each length."""
-    found: dict[tuple[str, int], Turn] = {}
+    """Return a turn for each module at each length."""
+    turns: dict[tuple[str, int], Turn] = {}
     for length in lengths:
         builders: dict[str, Callable[[], nn.Module]] = {
             f"gptattn {name}": partial(stack_of, name, length)
@@ -95,12 +95,12 @@ def contenders(
             for name in peers:
                 builders[f"peer {name}"] = partial(ATTENTION_MODULES[name], WIDTH, HEADS, length)
         for name, build in builders.items():
-            found[name, length] = partial(layer_seconds, build, length, steps)
-    return found
+            turns[name, length] = partial(layer_seconds, build, length, steps)
+    return turns
 
 
 def layer_seconds(build: Callable[[], nn.Module], length: int, steps: int) -> float:
-    """Return the seconds of one layer's forward and backward on TOKENS tokens, or on one row."""
+    """Return one layer's seconds, forward and backward, on TOKENS tokens or one longer row."""
     module = build()
     layers = len(module) if isinstance(module, Stack) else 1
     x = torch.randn(max(1, TOKENS // length), length, WIDTH, requires_grad=True)

@@ -1,7 +1,7 @@
-"""Two processes that share a batch, beside one with one thread and one with two.
+"""Two processes that share a batch, next to one process with one thread and one with two.
 
-It needs an idle machine of two cores. Each round trains with train.py in each way. The other
-arguments are settings of train.py.
+Needs an idle machine with two cores. Each round trains once in each way. Other arguments are
+settings of train.py.
 """
 
 import subprocess
@@ -28,42 +28,42 @@ ROOT = Path(__file__).parents[2]
 QUICK = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.threads=1")
 FLOAT32 = 4  # bytes
-IDS = 256  # of bytes
+IDS = 256  # bytes as tokens
 
 
 @dataclass(frozen=True)
 class Arguments:
     """model=nano"""
 
-    rounds: Count = option("in each, all take a turn", 5)
-    steps: Count = option("of each run", 60)
+    rounds: Count = option("turns of each contender", 5)
+    steps: Count = option("steps per run", 60)
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Turn the steps; print and return their seconds."""
-    args, given = parse_own(Arguments, arguments)
-    cfg = preflight(settings([*given, *TWO]), plans=True).cfg
+    """Time the steps in turns; print and return their seconds."""
+    args, overrides = parse_own(Arguments, arguments)
+    cfg = preflight(settings([*overrides, *TWO]), plans=True).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
-    own = (*given, f"budget.steps={args.steps}")
+    run = (*overrides, f"budget.steps={args.steps}")
     measures: dict[str, Turn] = {
-        "one process, one thread": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=1"),
-        "one process, two threads": partial(step_seconds, *own, "trainer=cpu", "trainer.threads=2"),
-        "two processes": partial(step_seconds, *own, *TWO),
+        "one process, one thread": partial(step_seconds, *run, "trainer=cpu", "trainer.threads=1"),
+        "one process, two threads": partial(step_seconds, *run, "trainer=cpu", "trainer.threads=2"),
+        "two processes": partial(step_seconds, *run, *TWO),
     }
     seconds = interleave(measures, args.rounds)
     rows = []
-    for name, found in seconds.items():
-        ends = f"{1e3 * min(found):.1f} to {1e3 * max(found):.1f}"
-        over = ratio(found, seconds["one process, one thread"])
-        rows.append([name, f"{1e3 * median(found):.1f}", ends, f"{over:.2f}"])
+    for name, values in seconds.items():
+        ends = f"{1e3 * min(values):.1f} to {1e3 * max(values):.1f}"
+        over = ratio(values, seconds["one process, one thread"])
+        rows.append([name, f"{1e3 * median(values):.1f}", ends, f"{over:.2f}"])
     title = f"{params:,} parameters, {FLOAT32 * params / 1e6:.2f} MB of gradients"
     print_table(title, ["", "ms", "lowest to highest", "/ one process"], rows)
     return {"params": params, "seconds": seconds}, 0
 
 
 def step_seconds(*overrides: str) -> float:
-    """Train a run; return the median seconds of its steps."""
+    """Train a run; return its median seconds per step."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", *overrides, *QUICK, f"run_dir={folder}"]
         if subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode:

@@ -1,9 +1,9 @@
-"""Decoding: the whole model beside transformers' own `generate`, and one layer's attention.
+"""Decoding: the whole model next to transformers' own `generate`, and one attention layer.
 
-GPT-2 small sizes: prefill 512 tokens, then 64 one by one, at batch 1 and 8; and one attention
-layer's step, projections included, against caches of 1,024 and 8,192 tokens, in the first dtype:
-the mean of two layers in a row where the second uses what the first leaves. By default float32 on
-the CPU, bfloat16 on a GPU; several dtypes take turns in one run.
+The model is GPT-2 small: it reads 512 tokens, then decodes 64 one by one, at batch 1 and 8. The
+layer takes one step, projections included, with caches of 1,024 and 8,192 tokens, in the first
+dtype. Where a second layer reuses the first one's state, the result is the mean of the two. The
+default is float32 on a CPU and bfloat16 on a GPU; several dtypes take turns in one run.
 """
 
 import os
@@ -44,16 +44,16 @@ class Arguments:
         VARIANTS, ("mha", "gqa:attn.num_kv_heads=4", "mqa", "mha_wrapper")
     )
     only: Literal["model", "attention"] | None = option("model or attention; default: both")
-    lengths: tuple[int, ...] = option("tokens in the cache of one layer", (1024, 8192))
+    lengths: tuple[int, ...] = option("tokens in the layer's cache", (1024, 8192))
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = option("float32, bfloat16 or both", ())
-    rounds: Count = option("in each, all take a turn", 5)
+    rounds: Count = option("turns of each contender", 5)
     threads: Count = option("CPU threads", 2)
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Turn what is asked for; print and return the figures."""
+    """Time the model, the layer or both; print and return the figures."""
     args = parse(Arguments, arguments)
-    # Huge pages, for all contenders and for the memory that Reading sums.
+    # Huge pages, for all contenders and for the memory Reading sums.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     set_threads(args.threads)
     device = resolve_device("auto")
@@ -73,7 +73,7 @@ def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A model that decodes; `peer` and `first` name what it is compared with."""
+    """A model that decodes, and the names of the two contenders it is compared with."""
 
     model: Any
     peer: str  # transformers in the same dtype
@@ -84,13 +84,13 @@ class Contender:
 class Times:
     """The seconds of each round."""
 
-    prefill: list[float]  # and the first token
-    token: list[float]  # each further one, by the mean
+    prefill: list[float]  # includes the first token
+    token: list[float]  # mean of each further token
     read: list[float]  # of Reading.BYTES, between tokens
 
 
 class Reading:
-    """Measures the speed of memory: sums 64 MiB, another part each time so that no cache has it."""
+    """Measures the speed of memory: sums 64 MiB, a different part each time to miss the caches."""
 
     PARTS, BYTES = 16, 2**26
 
@@ -115,18 +115,18 @@ def measure_model(
     times = {f"{name} x{batch}": Times([], [], []) for name in models for batch in BATCHES}
 
     def decode(name: str) -> float:
-        """Turn both batch sizes directly after each other, because they are compared."""
+        """Decode at both batch sizes back to back, because they are compared."""
         one = models[name]
         for batch in order.sample(BATCHES, len(BATCHES)):
             ids = torch.arange(PROMPT, device=device).expand(batch, -1)
-            found = times[f"{name} x{batch}"]
+            own = times[f"{name} x{batch}"]
             if name == one.peer:
                 prefill, token = decode_transformers(one.model, ids)
             else:
                 prefill, token, read = decode_ours(one.model, ids, reading)
-                found.read.append(read)
-            found.prefill.append(prefill)
-            found.token.append(token)
+                own.read.append(read)
+            own.prefill.append(prefill)
+            own.token.append(token)
         return times[f"{name} x1"].token[-1]
 
     measures = {name: partial(decode, name) for name in models}
@@ -141,7 +141,7 @@ def measure_model(
         for batch in BATCHES:
             own, key = times[f"{name} x{batch}"], f"{name} x{batch}"
             whole = [p + t * (NEW - 1) for p, t in zip(own.prefill, own.token, strict=True)]
-            found = {
+            figures = {
                 "prefill_s": median(own.prefill),
                 "tokens_per_s": batch / median(own.token),
                 "spread": spread(own.token),
@@ -151,13 +151,13 @@ def measure_model(
                 "over_first_dtype": ratio(times[f"{one.first} x{batch}"].token, own.token),
                 "over_batch_1": batch * ratio(times[f"{name} x1"].token, own.token),
             }
-            results[key] = found
-            reads = "" if found["of_reading"] is None else f"{found['of_reading']:.2f}"
+            results[key] = figures
+            reads = "" if figures["of_reading"] is None else f"{figures['of_reading']:.2f}"
             form = "{prefill_s:.3f} {tokens_per_s:,.1f} {spread:.1%} {with_prefill:,.1f}"
             ratios = "{over_transformers:.2f} {over_first_dtype:.2f} {over_batch_1:.2f}"
-            cells = [*form.format(**found).split(), reads, *ratios.format(**found).split()]
+            cells = [*form.format(**figures).split(), reads, *ratios.format(**figures).split()]
             rows.append([key, *cells])
-    speeds = [Reading.BYTES / s / 1e9 for found in times.values() for s in found.read]
+    speeds = [Reading.BYTES / s / 1e9 for own in times.values() for s in own.read]
     title = (
         f"prefill {PROMPT}, decode {NEW}; a sum reads {median(speeds):.1f} GB/s "
         f"({min(speeds):.1f} to {max(speeds):.1f})"
@@ -171,8 +171,8 @@ def measure_model(
 def contenders(
     names: list[str], device: torch.device, dtypes: list[torch.dtype]
 ) -> dict[str, Contender]:
-    """Build all models in all dtypes; their names end in the dtype if there are several."""
-    found: dict[str, Contender] = {}
+    """Build all models in all dtypes; with several, the dtype ends the name."""
+    models_by_name: dict[str, Contender] = {}
     for dtype in dtypes:
         ends = ["" if len(dtypes) == 1 else f" {str(kind)[6:]}" for kind in (dtype, dtypes[0])]
         models: dict[str, Any] = {
@@ -181,15 +181,17 @@ def contenders(
         models["transformers"] = build_transformers(GPT2_SMALL).model
         for name, model in models.items():
             placed = model.to(device, dtype).eval()
-            found[name + ends[0]] = Contender(placed, f"transformers{ends[0]}", name + ends[1])
-    return found
+            models_by_name[name + ends[0]] = Contender(
+                placed, f"transformers{ends[0]}", name + ends[1]
+            )
+    return models_by_name
 
 
 def decode_ours(model: GPT, ids: torch.Tensor, reading: Reading) -> tuple[float, float, float]:
-    """Return the seconds of prefill and first token, of each further token, and of a read.
+    """Return the seconds of the prefill with the first token, of each further token, and of a read.
 
-    A read follows each token, because the speed of memory changes within seconds with the load of
-    others on the same hardware.
+    A read follows each token, because other load on the hardware changes the speed of memory within
+    seconds.
     """
     steps = stream(model, ids, NEW, GREEDY)
     seconds, reads = [], []
@@ -200,15 +202,15 @@ def decode_ours(model: GPT, ids: torch.Tensor, reading: Reading) -> tuple[float,
 
 
 def decode_transformers(model: Any, ids: torch.Tensor) -> tuple[float, float]:
-    """Return the seconds of prefill and first token, and of each further token of `generate`.
+    """Return the seconds of the prefill with the first token, and of each further token.
 
-    The clock is a stopping criterion, which `generate` calls after each token.
+    The clock is a stopping criterion: `generate` calls it after each token.
     """
-    made: list[float] = []
+    ends: list[float] = []
 
     def clock(*_: Any) -> torch.Tensor:
         synchronize(ids.device)
-        made.append(time.perf_counter())
+        ends.append(time.perf_counter())
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     start = time.perf_counter()
@@ -222,13 +224,13 @@ def decode_transformers(model: Any, ids: torch.Tensor) -> tuple[float, float]:
         pad_token_id=0,
         stopping_criteria=[clock],
     )
-    return made[0] - start, (made[-1] - made[0]) / (NEW - 1)
+    return ends[0] - start, (ends[-1] - ends[0]) / (NEW - 1)
 
 
 def share_of_reading(model: GPT, batch: int, times: Times) -> float:
-    """Return the time to read what a token reads, as a share of the time that it takes.
+    """Return the share of a token's time that reading its memory takes.
 
-    That is all weights, and the cache, which is half-way full on average.
+    A token reads all weights and the cache, which is half full on average.
     """
     cache = model.new_cache(batch, PROMPT + NEW // 2).nbytes
     needed = count_parameters(model) * model.head.weight.itemsize + cache
@@ -243,7 +245,7 @@ def measure_layer(
 ) -> dict[str, Any]:
     """Time one layer's decoding step; print and return milliseconds and ratios.
 
-    The lengths of the cache take turns as the variants do, because they are compared too.
+    Cache lengths take turns too, because they are compared.
     """
     results: dict[str, Any] = {}
     rows = []
@@ -255,15 +257,15 @@ def measure_layer(
         }
         seconds = interleave(measures, 3 * rounds)
         for (name, S), values in seconds.items():
-            found = {
+            figures = {
                 "ms": 1e3 * median(values),
                 "spread": spread(values),
                 "first_over": ratio(seconds[names[0], S], values),
                 "over_shortest": ratio(values, seconds[name, min(lengths)]),
             }
-            results[f"{name} S={S} x{batch}"] = found
+            results[f"{name} S={S} x{batch}"] = figures
             form = "{ms:.3f} {spread:.0%} {first_over:.2f} {over_shortest:.2f}"
-            rows.append([name, f"{S} x {batch}", *form.format(**found).split()])
+            rows.append([name, f"{S} x {batch}", *form.format(**figures).split()])
     headings = ["", "S x batch", "ms", "spread", f"{names[0]} / it", f"/ S={min(lengths)}"]
     print_table("one layer, one token, with projections", headings, rows)
     return results
@@ -271,7 +273,7 @@ def measure_layer(
 
 @torch.inference_mode()
 def layer_seconds(stack: Stack, batch: int, S: int) -> float:
-    """Return the seconds per layer of one token against S - 1 cached ones: the median of ten."""
+    """Return the seconds per layer of one token after S - 1 cached ones: the median of ten."""
     weight = next(stack.parameters())
     x = torch.randn(batch, 1, D_MODEL, device=weight.device, dtype=weight.dtype)
     cache = full_cache(stack, batch, S)
@@ -283,7 +285,7 @@ def layer_seconds(stack: Stack, batch: int, S: int) -> float:
 def full_cache(stack: Stack, batch: int, S: int) -> CacheGroup:
     """Return caches of S - 1 tokens with room for one more.
 
-    They are filled with random numbers: memory that was never written would be read too fast.
+    They hold random numbers: memory that was never written would read too fast.
     """
     group = stack.new_cache(batch, S)
     for cache in group.caches:
@@ -294,7 +296,7 @@ def full_cache(stack: Stack, batch: int, S: int) -> CacheGroup:
 
 
 def seconds_of(step: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of one call, to the end of what it started on the device."""
+    """Return the seconds of one call, including what it started on the device."""
     synchronize(device)
     start = time.perf_counter()
     step()

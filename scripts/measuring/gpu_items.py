@@ -1,6 +1,6 @@
-"""What is measured on one GPU, in the order of what it decides: items of cells.
+"""What is measured on one GPU: items, each made of cells, the most decisive first.
 
-A choice is named as in `menu.py`: `mha+sink`, `mha:compile=true`.
+Variants are named as in `menu.py`: `mha+sink`, `mha:compile=true`.
 """
 
 import gc
@@ -37,12 +37,12 @@ from measuring.peers import LANGUAGE_MODELS
 from measuring.tables import spread, timed
 from measuring.train import DEVICE, ON_GPU, Size, logits_loss, our_loss
 
-Cell = dict[str, Any]  # plain values, for JSON; `error` or `not_here`: why there are none
+Cell = dict[str, Any]  # plain values for JSON; `error` or `not_here` says why there are none
 BF16, WAIT = torch.bfloat16, partial(device.synchronize, DEVICE)
 TO_GRADIENT = torch.compile(logits_to_gradient, fullgraph=True)
 GPU = Size("gpt2_small", 16, 1024, 50304, warm_up=5, steps=15, rounds=3)
 TINY = Size("tiny", 2, 64, 320, warm_up=1, steps=1, rounds=1)
-OF_FLA: dict[str, tuple[str, str, dict[str, Any]]] = {  # the nearest layers, of equal sizes
+OF_FLA: dict[str, tuple[str, str, dict[str, Any]]] = {  # the nearest layers, with equal sizes
     "kda": ("kda", "KimiDeltaAttention", {"head_dim": 64}),
     "lightning": ("simple_gla", "SimpleGatedLinearAttention", {"use_short_conv": False}),
     "gated_deltanet": ("gated_deltanet", "GatedDeltaNet", {"head_dim": 64, "expand_v": 1}),
@@ -51,7 +51,7 @@ OF_FLA: dict[str, tuple[str, str, dict[str, Any]]] = {  # the nearest layers, of
 
 @dataclass(frozen=True)
 class Lab:
-    """A folder for a text, and sizes. `tiny`: those for a CPU, where runs are not compiled."""
+    """A folder for a text, and sizes. `tiny`: small sizes for a CPU, without compiling."""
 
     tiny: bool
     folder: Path
@@ -61,7 +61,7 @@ class Lab:
         return TINY if self.tiny else GPU
 
     def ready(self, name: str, *more: str) -> PreparedRun:
-        """Return a run of this choice that is ready to start, in whose settings no `auto` is."""
+        """Return a run of this variant that is ready to train, with every `auto` resolved."""
         text, cache = train.random_text(self.folder), self.folder / "cache"
         data = "data=text", f"data.path={text}", f"cache_dir={cache}", "checks=false"
         if self.tiny:
@@ -69,7 +69,7 @@ class Lab:
         return train.prepare(self.size, name, "trainer.precision=bf16-mixed", *data, *more)
 
     def model(self, cfg: TrainConfig) -> GPT:
-        """Build a model of random weights, the same for equal settings."""
+        """Build a model with random weights, the same for equal settings."""
         torch.manual_seed(0)
         torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
         model = build_model(cfg, vocab_size=256).to(DEVICE)
@@ -78,35 +78,35 @@ class Lab:
         return model
 
     def time(self, step: Callable[[], object]) -> Cell:
-        """Return the milliseconds of a call: the median of the rounds, and their spread."""
+        """Return the milliseconds of a call: the rounds' median and spread."""
         warm_up = [self.size.warm_up] + [0] * (self.size.rounds - 1)
         seconds = [timed(step, first, self.size.steps, WAIT) for first in warm_up]
         return {"ms": 1e3 * median(seconds), "spread": spread(seconds)}
 
     def step(self, model: nn.Module, loss_of: train.Loss, rows: int) -> Callable[[], None]:
-        """Return a step of a plain loop."""
+        """Return a training step of a plain loop."""
         size = replace(self.size, batch_size=rows, vocab_size=256 if self.tiny else 50257)
         return train.plain_step(model, loss_of, size, "bf16-mixed")
 
     def time_steps(self, model: nn.Module, loss_of: train.Loss, rows: int) -> Cell:
-        """Return what a plain loop takes, and of our model its share of the rate of products."""
+        """Return a plain loop's speed and memory, and our model's share of the rate of products."""
         device.reset_peak_memory(DEVICE)
-        found = self.time(self.step(model, loss_of, rows))
-        found["tokens_per_s"] = 1e3 * rows * self.size.context_length / found["ms"]
-        found["peak_mb"] = device.peak_memory_mb(DEVICE)
+        figures = self.time(self.step(model, loss_of, rows))
+        figures["tokens_per_s"] = 1e3 * rows * self.size.context_length / figures["ms"]
+        figures["peak_mb"] = device.peak_memory_mb(DEVICE)
         if isinstance(model, GPT):
-            found |= self.rate(found["tokens_per_s"] * measure_cost(model).flops_per_token)
+            figures |= self.rate(figures["tokens_per_s"] * measure_cost(model).flops_per_token)
         counts = _dynamo.utils.counters
         breaks = sum(counts["graph_break"].values())
-        return found | {"graphs": counts["stats"]["unique_graphs"], "breaks": breaks}
+        return figures | {"graphs": counts["stats"]["unique_graphs"], "breaks": breaks}
 
     def rate(self, flops_per_s: float) -> Cell:
-        """Return TFLOP/s, and their share of the rate that products have right now."""
+        """Return TFLOP/s, and their share of the current rate of matrix products."""
         share = flops_per_s / self.product_rate(0.4)[1]
         return {"tflops": flops_per_s / 1e12, "of_products": share}
 
     def product_rate(self, seconds: float) -> tuple[float, float]:
-        """Return the FLOP/s of bf16 products of large matrices: the best, and the last half's."""
+        """Return the FLOP/s of large bf16 matrix products: the best, and the last half's."""
         n = 128 if self.tiny else 8192
         a, b = (torch.randn(n, n, device=DEVICE, dtype=BF16) for _ in range(2))
         times, begun = list[float](), time.perf_counter()
@@ -117,35 +117,35 @@ class Lab:
 
 
 def run_cell(lab: Lab, item: str, cell: str) -> Cell:
-    """Return the cell's values, its error, or what a CPU lacks for it."""
-    _dynamo.reset()  # the graphs of all models count towards one limit
+    """Return the cell's values, its error, or what this CPU lacks for it."""
+    _dynamo.reset()  # graphs of all models count towards one limit
     _dynamo.utils.counters.clear()
     try:
-        found = ITEMS[item].take(lab, cell)
+        values = ITEMS[item].take(lab, cell)
     except Exception as error:
         lacks = not ON_GPU and isinstance(error, ConfigError | ModuleNotFoundError)
-        found = {"not_here" if lacks else "error": f"{type(error).__name__}: {str(error)[:300]}"}
+        values = {"not_here" if lacks else "error": f"{type(error).__name__}: {str(error)[:300]}"}
         if not lacks:
             traceback.print_exc()
     gc.collect()
     if ON_GPU:
         torch.cuda.empty_cache()
-    return found
+    return values
 
 
 def describe_device(lab: Lab, _: str) -> Cell:
-    """Return the versions, the rate of a copy, and of products: best, and after two seconds."""
-    own = ("torch", "triton", "lightning", "fla-core", "transformers", "litgpt", "x-transformers")
-    found: Cell = {one.name: one.version for one in distributions() if one.name in own}
-    found |= {"device": device.device_name(DEVICE), "lacks": device.missing_compiler(DEVICE)}
+    """Return versions, and the rates of a copy and of products: best, and after two seconds."""
+    names = ("torch", "triton", "lightning", "fla-core", "transformers", "litgpt", "x-transformers")
+    figures: Cell = {one.name: one.version for one in distributions() if one.name in names}
+    figures |= {"device": device.device_name(DEVICE), "lacks": device.missing_compiler(DEVICE)}
     one = torch.zeros(2**20 if lab.tiny else 2**30, dtype=torch.uint8, device=DEVICE)
-    found["copied_gb_per_s"] = 2e-6 * one.nbytes / lab.time(one.clone)["ms"]
+    figures["copied_gb_per_s"] = 2e-6 * one.nbytes / lab.time(one.clone)["ms"]
     best, sustained = lab.product_rate(4)
-    return found | {"tflops": sustained / 1e12, "best_tflops": best / 1e12}
+    return figures | {"tflops": sustained / 1e12, "best_tflops": best / 1e12}
 
 
 def profile_steps(lab: Lab, name: str) -> Cell:
-    """Return the sum of kernels (on a CPU, operators) over a step's time, and the longest ones."""
+    """Return the kernels' (on a CPU, operators') sum over a step's time, and the longest ones."""
     cfg = lab.ready(name).cfg
     step = lab.step(lab.model(cfg), our_loss, cfg.batch_size)
     wall = lab.time(step)["ms"]
@@ -170,33 +170,33 @@ def profile_steps(lab: Lab, name: str) -> Cell:
 
 
 def measure_head(lab: Lab, name: str) -> Cell:
-    """Return the time of head and loss alone, forward and backward, of a batch."""
+    """Return the time of the head and loss alone, forward and backward, on one batch."""
     cfg = lab.ready(name).cfg
     tokens = cfg.batch_size * cfg.model.context_length
     ids, width = cfg.model.vocab_size or 256, cfg.model.d_model
     x, weight = (torch.randn(n, width, device=DEVICE) for n in (tokens, ids))
-    given = x.requires_grad_(), (0.02 * weight).requires_grad_()
+    inputs = x.requires_grad_(), (0.02 * weight).requires_grad_()
     targets, chunk = torch.randint(ids, (tokens,), device=DEVICE), cfg.loss_chunk_tokens
     to_gradient = TO_GRADIENT if cfg.compile else None
 
     def step() -> None:
         with torch.autocast(DEVICE.type, BF16):
-            found = linear_cross_entropy(*given, targets, chunk, to_gradient)
-        torch.autograd.grad(found, given)
+            loss = linear_cross_entropy(*inputs, targets, chunk, to_gradient)
+        torch.autograd.grad(loss, inputs)
 
-    found = lab.time(step)
-    return found | lab.rate(6e3 * tokens * weight.numel() / found["ms"])
+    figures = lab.time(step)
+    return figures | lab.rate(6e3 * tokens * weight.numel() / figures["ms"])
 
 
 def measure_step(lab: Lab, name: str) -> Cell:
-    """Return the time of a plain loop's step, and the backend that the model has."""
+    """Return the time of a plain loop's step, and the model's backend."""
     cfg = lab.ready(name).cfg
-    found = lab.time_steps(lab.model(cfg), our_loss, cfg.batch_size)
-    return {"backend": cfg.attn.get("backend"), **found}
+    figures = lab.time_steps(lab.model(cfg), our_loss, cfg.batch_size)
+    return {"backend": cfg.attn.get("backend"), **figures}
 
 
 class WallClock(L.Callback):
-    """Times the steps of a run from one to another."""
+    """Times a run between two of its steps."""
 
     between: ClassVar[tuple[int, int]]
     seconds: ClassVar[float]
@@ -209,7 +209,7 @@ class WallClock(L.Callback):
 
 
 def measure_run(lab: Lab, log_every: str) -> Cell:
-    """Return the speed of `train.py`, its rows included."""
+    """Return the speed of `train.py`, including its rows of metrics."""
     first, last = WallClock.between = (2, 4) if lab.tiny else (50, 250)
     WallClock.seconds = 0.0
     clock = "trainer.callbacks={clock: {_target_: measuring.gpu_items.WallClock}}"
@@ -223,7 +223,7 @@ def measure_run(lab: Lab, log_every: str) -> Cell:
 
 
 def measure_peer(lab: Lab, name: str) -> Cell:
-    """Return the time of a peer's step in the same plain loop, compiled with its loss."""
+    """Return the time of a peer's step in the plain loop, eager or compiled with its loss."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     peer, _, compiled = name.partition(" ")
@@ -232,9 +232,9 @@ def measure_peer(lab: Lab, name: str) -> Cell:
 
 
 def compare_gradients(lab: Lab, name: str) -> Cell:
-    """Return the errors of one step's gradients in bf16, eager and compiled, against float32."""
+    """Return the errors of one step's bf16 gradients, eager and compiled, against float32."""
     ids = torch.randint(256, (2, 4, lab.size.context_length), device=DEVICE)
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
     for compiled, mixed in (("false", False), ("false", True), ("true", True)):
         model = lab.model(lab.ready(f"{name}:compile={compiled}").cfg)
         if not mixed:
@@ -242,14 +242,15 @@ def compare_gradients(lab: Lab, name: str) -> Cell:
         with torch.autocast(DEVICE.type, BF16, enabled=mixed):
             mean = model.loss(*ids)
         grads = torch.autograd.grad(mean, [*model.parameters()])
-        found.append(torch.cat([grad.flatten() for grad in grads]))
-    return {"eager": error_of(found[1], found[0]), "compiled": error_of(found[2], found[0])}
+        gradients.append(torch.cat([grad.flatten() for grad in grads]))
+    exact, eager, compiled_grad = gradients
+    return {"eager": error_of(eager, exact), "compiled": error_of(compiled_grad, exact)}
 
 
-def error_of(found: Tensor, right: Tensor) -> float:
-    """Return the norm of the difference, relative to that of the right values."""
-    right = right.double()
-    return ((found.double() - right).norm() / right.norm().clamp_min(1e-30)).item()
+def error_of(x: Tensor, exact: Tensor) -> float:
+    """Return the norm of the error over the norm of the exact values."""
+    exact = exact.double()
+    return ((x.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
 def time_layer(lab: Lab, layer: nn.Module, mixed: bool) -> Cell:
@@ -257,7 +258,7 @@ def time_layer(lab: Lab, layer: nn.Module, mixed: bool) -> Cell:
     shape = lab.size.batch_size, lab.size.context_length, 64 if lab.tiny else 768
     x = torch.randn(shape, device=DEVICE, requires_grad=True)
     run: Callable[[Tensor], Any] = layer
-    if isinstance(layer, Attention):  # whose masks a model makes outside compiled code
+    if isinstance(layer, Attention):  # a model makes its masks outside compiled code
         shared = Shared(range(shape[1]), masks=layer.make_masks(x, range(shape[1])))
         run = partial(layer, cache=None, shared=shared)
 
@@ -266,33 +267,33 @@ def time_layer(lab: Lab, layer: nn.Module, mixed: bool) -> Cell:
             y = run(x)
         (y if isinstance(y, Tensor) else y[0]).float().square().mean().backward()
 
-    found = {"eager_ms": lab.time(step)["ms"]}
+    figures = {"eager_ms": lab.time(step)["ms"]}
     if not lab.tiny:
         layer.compile(dynamic=False)
-        found["compiled_ms"] = lab.time(step)["ms"]
-    return found
+        figures["compiled_ms"] = lab.time(step)["ms"]
+    return figures
 
 
 def compare_layers(lab: Lab, name: str, backends: Sequence[str]) -> Cell:
-    """Return a layer's time by each backend but the first, and errors against that in float64."""
+    """Return a layer's time and error per backend; the first, in float64, is the reference."""
     shape = 2, 2, lab.size.context_length, 64 if lab.tiny else 768
     x, upstream = torch.randn(shape, device=DEVICE)
-    found, exact = Cell(), list[Tensor]()
+    figures, exact = Cell(), list[Tensor]()
     for backend in backends:
         torch.manual_seed(0)  # for equal weights
         cfg = lab.ready(f"{name}:attn.backend={backend}").cfg
         layer, mixed = build_layer(cfg, {}, {}, 0).to(DEVICE), cfg.trainer.precision != "32-true"
-        given = (x if exact else x.double()).clone().requires_grad_()
+        inputs = (x if exact else x.double()).clone().requires_grad_()
         layer = layer if exact else layer.double()
         with torch.autocast(DEVICE.type, BF16, enabled=mixed and bool(exact)):
-            y = layer(given)
-        own = [y, *torch.autograd.grad(y, given, upstream.to(y.dtype))]
+            y = layer(inputs)
+        results = [y, *torch.autograd.grad(y, inputs, upstream.to(y.dtype))]
         if exact:
-            found[f"{backend}_error"] = max(map(error_of, own, exact))
+            figures[f"{backend}_error"] = max(map(error_of, results, exact))
             times = time_layer(lab, layer, mixed)
-            found |= {f"{backend}_{how}": ms for how, ms in times.items()}
-        exact = exact or own
-    return found
+            figures |= {f"{backend}_{how}": ms for how, ms in times.items()}
+        exact = exact or results
+    return figures
 
 
 def time_fla(lab: Lab, name: str) -> Cell:
@@ -305,7 +306,7 @@ def time_fla(lab: Lab, name: str) -> Cell:
 
 
 def time_decoding(lab: Lab, rows: str) -> Cell:
-    """Return the time of a token of so many rows, up to a full context, in bf16."""
+    """Return the time of decoding a token in `rows` rows, up to a full context, in bf16."""
     ready, tokens = lab.ready(MODES[1]), 4 if lab.tiny else 64
     seconds = [decode_tokens(ready, int(rows), tokens) for _ in range(2)][-1]
     return {"tokens_per_s": int(rows) / seconds, "ms": 1e3 * seconds}
@@ -313,7 +314,7 @@ def time_decoding(lab: Lab, rows: str) -> Cell:
 
 @dataclass(frozen=True)
 class Item:
-    """What measures a cell by its name, the names, and the most seconds that all may take."""
+    """A function that measures a cell by its name, the names, and a time limit for all."""
 
     take: Callable[[Lab, str], Cell]
     cells: Sequence[str]

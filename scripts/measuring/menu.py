@@ -1,7 +1,7 @@
-"""What the benchmark measures: the menu's choices, named on the command line.
+"""What the benchmark measures: variants, named on the command line.
 
-A name is a file of conf/attn, parts joined with `+`, and settings, each after a `:`: `gqa`,
-`gqa+sink+gate`, `gqa:attn.num_kv_heads=4`, `mha:position=rope:attn.window=256`.
+A name is a file of conf/attn, then parts after `+` and settings after `:`, such as `gqa`,
+`gqa+sink+gate`, `gqa:attn.num_kv_heads=4` or `mha:position=rope:attn.window=256`.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,13 +16,13 @@ from gptattn.settings.compose import settings
 from gptattn.settings.values import suggest
 
 SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")
-# What options of several parts are.
-VARIANTS = "files of conf/attn; NAME+PART+PART adds parts, NAME:SETTING=VALUE changes settings"
-PEERS = "other libraries to measure; peers=[] for none"
+# Help of options that several parts share.
+VARIANTS = "files of conf/attn; NAME+PART adds a part, NAME:SETTING=VALUE changes a setting"
+PEERS = "other libraries to measure; [] for none"
 
 
 def check_variants(names: Sequence[str]) -> list[str]:
-    """Return the names, each once. Raises ConfigError for one that is wrong."""
+    """Return the names without duplicates. Raises ConfigError for a wrong one."""
     for name in names:
         try:
             settings([*SIZES, *overrides_of(name)])
@@ -31,16 +31,16 @@ def check_variants(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def check_peers(names: Sequence[str], known: Collection[str]) -> list[str]:
-    """Return the names. Raises ConfigError for one that is not known."""
+def check_peers(names: Sequence[str], choices: Collection[str]) -> list[str]:
+    """Return the names. Raises ConfigError for an unknown one."""
     for name in names:
-        if name not in known:
-            raise ConfigError("peers", f"{name!r} is unknown; {suggest(name, known)}, or []")
+        if name not in choices:
+            raise ConfigError("peers", f"{name!r} is unknown; {suggest(name, choices)}, or []")
     return list(names)
 
 
 def overrides_of(name: str) -> list[str]:
-    """Return the overrides of a name."""
+    """Return the overrides that a name stands for."""
     choice, *changes = name.split(":")
     variant, *parts = choice.split("+")
     part = [f"part=[{','.join(parts)}]"] if parts else []
@@ -48,14 +48,14 @@ def overrides_of(name: str) -> list[str]:
 
 
 def model_of(name: str, *more: str) -> GPT:
-    """Build GPT-2 small with this choice. Raises ConfigError, which names the field."""
+    """Build GPT-2 small with this variant. Raises ConfigError, which names the field."""
     return build_model(settings([*SIZES, *more, *overrides_of(name)]), vocab_size=256)
 
 
 class Stack(nn.Module):
-    """Layers in a row, called as a model calls them: what one leaves, the next finds.
+    """Layers in a row, called as in a model, so later layers can reuse what earlier ones share.
 
-    Positions that act on the embeddings are no part of it.
+    Without positions that act on the embeddings.
     """
 
     def __init__(self, layers: Sequence[Attention | Block]) -> None:
@@ -79,9 +79,9 @@ class Stack(nn.Module):
 
 
 def stack_of(name: str, context: int) -> Stack:
-    """Build one attention layer of GPT-2 small, or if what layers leave is used, two in a row.
+    """Build one attention layer of GPT-2 small, or two where the second reuses the first's state.
 
-    A name that changes `model.num_layers` gets as many, such as
+    For more layers, set `model.num_layers` in the name:
     `cross_layer:attn.share=3:model.num_layers=3`.
     """
     blocks = model_of(name, f"model.context_length={context}", "model.num_layers=2").layers()

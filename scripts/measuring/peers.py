@@ -31,8 +31,8 @@ class Sizes:
 def build_transformers(sizes: Sizes) -> LogitsOnly:
     """Build transformers' `GPT2LMHeadModel` on SDPA: GPT-2 itself, with a tied head.
 
-    Its activation is the fused tanh GELU. The library's default, "gelu_new", is the same function
-    in elementwise steps, which take more time and memory.
+    Its activation is the fused tanh GELU. The library's default, "gelu_new", computes the same
+    function in elementwise steps, which take more time and memory.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -68,9 +68,8 @@ class LogitsOnly(nn.Module):
 def build_litgpt(sizes: Sizes) -> nn.Module:
     """Build litgpt's `GPT` with GPT-2's pre-norm blocks, biases, tanh GELU and init std of 0.02.
 
-    One difference remains: litgpt has no learned positions. It rotates q and k (RoPE over the whole
-    head), and the parameters of a position table are missing. The head is tied as in litgpt's own
-    pretraining.
+    One difference remains: litgpt has no learned positions, and so no position table. It rotates q
+    and k instead (RoPE over the whole head). The head is tied as in litgpt's own pretraining.
     """
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -156,7 +155,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """GPT-2 with a tied head in as few lines as it takes, as nanoGPT and its like have it."""
+    """GPT-2 with a tied head in a few lines, like nanoGPT."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -170,16 +169,16 @@ class PlainGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.blocks(self.tokens(tokens) + self.positions(places))
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.blocks(self.tokens(tokens) + self.positions(index))
         return F.linear(self.norm(x), self.tokens.weight)
 
 
 def build_tutorial(name: str, width: int, heads: int, length: int) -> nn.Module:
     """Build an attention of llms-from-scratch; all but the wrapper have a biased out projection.
 
-    The wrapper has a module per head, each with `[T, T]` scores and a float mask of its own; the
-    others batch the heads, with explicit scores and softmax, or with one q-k-v projection and SDPA.
+    The wrapper has a module per head, each with its own `[T, T]` scores and float mask. The others
+    batch the heads: one with explicit scores and softmax, one with a q-k-v projection and SDPA.
     """
     from llms_from_scratch import ch03
 

@@ -17,7 +17,7 @@ def timed(
     steps: int,
     wait: Callable[[], object] = lambda: None,
 ) -> float:
-    """Return seconds per call: the mean of `steps` calls after `warm_up` further ones.
+    """Return seconds per call: the mean of `steps` calls, after `warm_up` calls that do not count.
 
     `wait` waits for a GPU, before the clock starts and before it stops.
     """
@@ -32,12 +32,12 @@ def timed(
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Return the median of the ratios within each round, so that drift between rounds cancels."""
+    """Return the median of the rounds' ratios, so that drift between rounds cancels."""
     return median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def spread(seconds: Sequence[float]) -> float:
-    """Return half of the interquartile range, divided by the median."""
+    """Return half the interquartile range, divided by the median."""
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
@@ -48,11 +48,11 @@ def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"note: the load is {load:.1f} before the start; use a quiet machine")
+        print(f"note: the machine is busy (load {load:.1f}); measure on a quiet one")
 
 
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose first column holds names, and the others numbers."""
+    """Print a table with names in the first column and numbers in the others."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left")

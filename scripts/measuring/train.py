@@ -1,13 +1,13 @@
-"""Training steps and memory, beside other libraries' own models.
+"""Training steps and peak memory, next to other libraries' own models.
 
-Prints tokens per second, ratios, and the share of the rate of matrix products in this precision;
+Prints tokens per second, ratios, and the share of the rate of matrix products in each precision,
 then peak memory at GPT-2 small.
 
-Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
-loop around our model, the same as for the peers. "train.py" is a run's training step in Lightning's
-loop, as `gptattn-compare speed=true` measures it, on a text of random characters. All precisions
-take turns, and a ratio is between contenders of the same one; in bf16-mixed plain loops compute the
-loss under torch's autocast, as `train.py` does.
+Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is our
+model in the peers' plain loop. "train.py" is a run's training step in Lightning's loop, as
+`gptattn-compare speed=true` measures it, on a text of random characters. Precisions take turns too,
+and ratios compare contenders of the same precision. In bf16-mixed, plain loops compute the loss
+under torch's autocast, as `train.py` does.
 """
 
 import json
@@ -56,7 +56,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Size:
-    """A model and batch to measure with, and how often."""
+    """A model, its batch, and how often to measure it."""
 
     model: str  # a name in conf/model
     batch_size: int  # rows
@@ -81,16 +81,16 @@ class Arguments:
 
     variants: tuple[str, ...] = option(VARIANTS, ("mha", "gqa", "mqa", "mha_wrapper"))
     peers: tuple[str, ...] = option(PEERS, tuple(LANGUAGE_MODELS))
-    sizes: tuple[Literal["nano", "char", "gpt2_small"], ...] = option("of models", tuple(SIZES))
+    sizes: tuple[Literal["nano", "char", "gpt2_small"], ...] = option("model sizes", tuple(SIZES))
     precisions: tuple[Precision, ...] = option("such as 32-true,bf16-mixed", ("32-true",))
-    rounds: Count | None = option("in each, all take a turn; default: by size")
+    rounds: Count | None = option("turns of each contender; the default depends on the size")
     threads: Count = option("CPU threads", 2)
-    memory: bool = option("false: only speed", True)
-    memory_of: str | None = option("only the memory of this one, in this process")
+    memory: bool = option("false: measure only speed", True)
+    memory_of: str | None = option("measure only this contender's memory, in this process")
 
 
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Turn speed at each size, and memory; print and return the figures."""
+    """Measure speed at each size, then memory; print and return the figures."""
     args = parse(Arguments, arguments)
     if args.memory_of:
         torch.set_num_threads(args.threads)
@@ -125,21 +125,21 @@ def measure_speed(
     tokens = size.batch_size * size.context_length
     results: dict[str, Any] = {}
     for precision in args.precisions:
-        own = {name: values for (key, name), values in seconds.items() if key == precision}
-        products, rows = own.pop("matmul"), []
-        for name, values in own.items():
-            # The peers are GPT-2 too: they have the FLOPs of our first.
+        by_name = {name: values for (key, name), values in seconds.items() if key == precision}
+        products, rows = by_name.pop("matmul"), []
+        for name, values in by_name.items():
+            # The peers are GPT-2 too, with the FLOPs of our first contender.
             per_token = flops.get(name.partition(" ")[2], flops[names[0]])
-            found = {
+            figures = {
                 "tokens_per_s": tokens / median(values),
                 "step_ms": 1e3 * median(values),
                 "spread": spread(values),
-                "over_first": ratio(own[f"train.py {names[0]}"], values),
+                "over_first": ratio(by_name[f"train.py {names[0]}"], values),
                 "of_matmul": tokens * per_token * ratio(products, values),
             }
-            results[f"{precision}: {name}"] = found
+            results[f"{precision}: {name}"] = figures
             form = "{tokens_per_s:,.0f} {step_ms:.1f} {spread:.1%} {over_first:.3f} {of_matmul:.2f}"
-            rows.append([name, *form.format(**found).split()])
+            rows.append([name, *form.format(**figures).split()])
         title = (
             f"{size.model}, {precision}: batch {size.batch_size} x {size.context_length}, "
             f"vocabulary {size.vocab_size:,}, {rounds} rounds of {size.steps} steps"
@@ -152,7 +152,7 @@ def measure_speed(
 def contenders(
     size: Size, names: list[str], text: Path, precision: Precision, peers: list[str]
 ) -> dict[str, Turn]:
-    """Return what is timed in one precision; all give seconds per step, `matmul` per FLOP."""
+    """Return the turns in one precision: seconds per step, or per FLOP for `matmul`."""
 
     def in_plain_loop(build: Callable[[], nn.Module], loss_of: Loss) -> Turn:
         def seconds() -> float:
@@ -161,8 +161,8 @@ def contenders(
 
         return seconds
 
-    own = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
-    ours = {name: prepare(size, name, *own) for name in names}
+    overrides = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
+    ours = {name: prepare(size, name, *overrides) for name in names}
     return {
         "matmul": lambda: 1 / matmul_flops_per_second(DEVICE, DTYPES[precision]),
         f"bare {names[0]}": in_plain_loop(partial(our_model, size, names[0]), our_loss),
@@ -175,7 +175,7 @@ def contenders(
 
 
 def prepare(size: Size, name: str, *more: str) -> PreparedRun:
-    """Return a run of this size, of a choice of the menu, that is ready to train."""
+    """Return a run of this size and variant that is ready to train."""
     overrides = [
         f"model={size.model}",
         f"model.context_length={size.context_length}",
@@ -198,7 +198,7 @@ def our_model(size: Size, name: str) -> GPT:
 
 
 def peer_model(size: Size, peer: str) -> nn.Module:
-    """Build a peer's model with the sizes of ours."""
+    """Build a peer's model with our model's sizes."""
     model = settings([f"model={size.model}"]).model
     shape = model.num_layers, model.num_heads, model.d_model, size.context_length
     return LANGUAGE_MODELS[peer](Sizes(*shape, size.vocab_size))
@@ -213,20 +213,20 @@ def our_loss(
 
 
 def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy from all logits at once, as the peers' models need it."""
+    """Return the mean cross-entropy from all logits at once, as the peers' models need."""
     return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
 
 def plain_step(
     model: nn.Module, loss_of: Loss, size: Size, precision: Precision = "32-true"
 ) -> Callable[[], None]:
-    """Return a training step of a plain loop, the same for all models."""
+    """Return the training step of a plain loop, the same for all models."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     batches = random_batches(size)
     first = [one.to(DEVICE) for one in next(batches)]
 
     def step() -> None:
-        ids, targets = first if ON_GPU else next(batches)  # copying would make a GPU's host wait
+        ids, targets = first if ON_GPU else next(batches)  # copying makes the host wait for a GPU
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=precision == "bf16-mixed"):
             loss = loss_of(model, ids, targets)
         loss.backward()
@@ -261,23 +261,23 @@ def random_text(folder: Path) -> Path:
 
 
 def measure_memory(names: list[str], peers: list[str], threads: int) -> dict[str, float]:
-    """Turn each contender in a process of its own; print and return the peak MB."""
-    own = [f"train.py {name}" for name in names]
+    """Train each contender in its own process; print and return the peak MB."""
+    runs = [f"train.py {name}" for name in names]
     script, options = ROOT / "scripts" / "bench.py", ["train", f"threads={threads}"]
     peaks: dict[str, float] = {}
-    for contender in (*own, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):
+    for contender in (*runs, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):
         command = [sys.executable, str(script), *options, f"memory_of={contender}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         peaks[contender] = json.loads(done.stdout.splitlines()[-1])["peak_mb"]
-    base = min(peaks[peer] for peer in peers) if peers else peaks[own[0]]
+    base = min(peaks[peer] for peer in peers) if peers else peaks[runs[0]]
     rows = [[name, f"{peak:,.0f}", f"{peak / base:.3f}"] for name, peak in peaks.items()]
     title = f"peak memory, gpt2_small, batch {MEMORY.batch_size} x {MEMORY.context_length}"
-    print_table(title, ["", "MB", "/ the leanest peer's" if peers else f"/ {own[0]}"], rows)
+    print_table(title, ["", "MB", "/ the leanest peer's" if peers else f"/ {runs[0]}"], rows)
     return peaks
 
 
 def peak_mb(contender: str) -> float:
-    """Return the peak MB of the contender over a few steps; call this in a separate process."""
+    """Return the contender's peak MB over a few steps; call this in a separate process."""
     kind, _, name = contender.partition(" ")
     if kind == "train.py":
         with tempfile.TemporaryDirectory() as folder:

@@ -96,7 +96,7 @@ D, H, T, SINKS, WINDOW = 5, 6, 13, 2, 4
 
 @pytest.mark.parametrize("position", [None, "rope", "alibi"])
 @torch.no_grad()
-def test_decoding_with_sinks_is_attention_to_them_and_the_window_at_the_texts_positions(position):
+def test_decoding_with_sinks_attends_to_them_and_the_window_in_place(position):
     encodings = {"rope": RotaryPosition(T, D, fraction=0.8), "alibi": LinearBias(H)}
     encoding = None if position is None else encodings[position]
     attention = build_attention("mha", context_length=T, position=encoding).double().eval()

@@ -80,7 +80,7 @@ def decoded(attention: Attention, x: Tensor, padding: Tensor, chunks: Sequence[i
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.data())
-def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_reads(data):
+def test_each_combination_is_causal_exact_and_decodes_as_it_reads(data):
     variant, given = data.draw(combinations())
     tokens = given["context_length"]
     torch.manual_seed(data.draw(st.integers(0, 99)))

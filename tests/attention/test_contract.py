@@ -45,7 +45,7 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_an_output_depends_on_its_own_token_and_the_past_and_on_no_future_token(variant):
+def test_an_output_depends_on_its_token_and_the_past_but_not_the_future(variant):
     attention = build_attention(variant, **all_keys(variant)).double()
     x = draw(1, T, E).requires_grad_()
     y = attention(x) @ draw(E)
@@ -112,7 +112,7 @@ def test_it_decodes_in_half_precision(variant):
     assert_same(y.float(), exact, atol=0.05 * exact.abs().max().item())
 
 
-def test_attention_weights_are_causal_and_of_heads_alone_sum_to_one_and_give_the_output(variant):
+def test_attention_weights_are_causal_sum_to_one_and_give_the_output(variant):
     attention = build_attention(variant, dropout=0.4, **all_keys(variant)).double().eval()
     x = draw(B, T, E)
     w_BHTS = with_maps(attention).attention_weights(x)
@@ -134,7 +134,7 @@ def test_attention_weights_are_causal_and_of_heads_alone_sum_to_one_and_give_the
     assert_same(attention(x), y)
 
 
-def test_flops_grow_with_the_tokens_and_of_one_form_decoding_adds_up_to_reading(variant):
+def test_flops_grow_with_tokens_and_one_forms_decoding_sums_to_reading(variant):
     attention = build_attention(variant)
     full = [attention.flops(t, t) for t in range(1, T + 1)]
     steps = [attention.flops(1, s) for s in range(1, T + 1)]
@@ -147,7 +147,7 @@ def test_flops_grow_with_the_tokens_and_of_one_form_decoding_adds_up_to_reading(
     assert attention.flops(5, 5) + attention.flops(6, 11) == full[-1]
 
 
-def test_training_makes_no_matrix_of_tokens_by_tokens_and_decoding_no_copy_of_the_cache(variant):
+def test_training_makes_no_t_by_t_matrix_and_decoding_copies_no_cache(variant):
     length, width = 1024, 2 * E  # positions of the keys are no longer small beside narrow heads
     sizes = {"context_length": length, "d_in": width, "d_out": width}
     attention = build_attention(variant, **sizes, backend="sdpa")
@@ -169,7 +169,7 @@ def test_training_makes_no_matrix_of_tokens_by_tokens_and_decoding_no_copy_of_th
 
 @PLACED
 @torch.no_grad()
-def test_prompts_of_different_lengths_decode_in_one_batch_as_each_is_read_alone(variant, position):
+def test_prompts_of_different_lengths_decode_in_a_batch_as_they_do_alone(variant, position):
     model = build_gpt(*overrides_of(variant, position), std=0.3).double().eval()
     prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
     ids, padding = pad_left(prompts)
@@ -208,7 +208,7 @@ def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatc
     assert_same(model.state_dict(), before, atol=0)
 
 
-def test_reported_are_the_cache_bytes_allocated_and_the_parameters_that_a_checkpoint_holds(variant):
+def test_cost_reports_allocated_cache_bytes_and_checkpointed_parameters(variant):
     dtype = torch.bfloat16
     model = build_gpt(*chosen(variant)).to(dtype)
     with torch.device("meta"):

@@ -55,7 +55,7 @@ def test_heads_that_share_keys_and_a_decay_of_all_rows_are_spread(fla):
     assert_same(run(inputs, s), chunked(inputs, s, 4))
 
 
-def test_only_queries_keys_and_values_are_rounded_to_the_type_of_the_projections(fla):
+def test_only_queries_keys_and_values_are_rounded_to_the_projections_dtype(fla):
     seen = {}
 
     def seeing(**given):

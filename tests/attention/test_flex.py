@@ -131,7 +131,7 @@ def test_compiled_layers_of_a_kind_share_one_graph_with_flex_in_it(name, traced)
 
 
 @torch.no_grad()
-def test_a_model_computes_the_same_in_compiled_blocks_in_eager_ones_and_with_a_cache(traced):
+def test_compiled_eager_and_cached_models_compute_the_same(traced):
     model, _ = build_for_gpu("attn=gqa", "attn.window=37", "position=alibi")
     ids = torch.randint(13, (2, 150))
     for block in model.layers():
@@ -170,7 +170,7 @@ def test_what_flex_cannot_do_is_refused_in_one_line():
         attend(q, k, v, Rule(1.0), dropout=0.1, backend="flex")
 
 
-def test_flex_is_refused_when_a_layer_is_built_without_a_gpu_or_with_dropout(variant, monkeypatch):
+def test_flex_is_refused_at_construction_without_a_gpu_or_with_dropout(variant, monkeypatch):
     if not takes(variant, "backend") or not issubclass(class_of("attn", variant), SoftmaxAttention):
         pytest.skip("has no such backend")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -87,7 +87,7 @@ def defined(layer: NativeSparseAttention, x_TE: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("position", [None, ROPE])
-def test_a_layer_is_that_of_the_paper_in_outputs_and_gradients_and_token_by_token(position):
+def test_a_layer_matches_the_paper_in_outputs_gradients_and_decoding(position):
     layer, x = build(position=position), draw(B, T, E).requires_grad_()
     expected = torch.stack([defined(layer, row) for row in x])
     assert_agree(layer(x), expected, [x, *layer.parameters()])

@@ -108,7 +108,7 @@ def bare(variant: str, **settings) -> SoftmaxAttention:
 
 
 @pytest.mark.parametrize("variant", ["gqa", "single_head", "tpa", "cross_layer", "differential"])
-def test_an_exclusive_output_is_the_plain_one_without_its_share_along_the_own_value(variant):
+def test_xsa_removes_the_outputs_component_along_its_own_value(variant):
     plain, ours = bare(variant), bare(f"{variant}+xsa")
     ours.load_state_dict(plain.state_dict())
     x, size = torch.randn(B, T, E).double(), plain.head_dim * (1 + (variant == "differential"))

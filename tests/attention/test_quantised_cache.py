@@ -38,7 +38,7 @@ def test_int4_by_hand_with_two_codes_in_a_byte():
     assert Int4().unpack(parts, 5, FLOAT).tolist() == [-2.0, 5.5, 0.0, 1.5, 5.0]
 
 
-def test_the_groups_of_int4_have_scales_of_their_own_and_the_last_may_be_shorter():
+def test_int4_groups_have_their_own_scales_and_the_last_can_be_shorter():
     small, large, few = torch.linspace(0, 15, 32) / 64, torch.linspace(-1, 1, 32), torch.ones(3)
     parts = Int4().pack(torch.cat([small, large, few]))
     assert parts["zero"].tolist() == [0.0, -1.0, 1.0]

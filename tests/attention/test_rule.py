@@ -130,7 +130,7 @@ def test_attend_does_what_plain_loops_do_in_outputs_and_gradients(rule, places):
 
 
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_a_bias_comes_after_the_cap_and_gives_gradients_to_what_it_closes_over(places):
+def test_a_bias_follows_the_cap_and_passes_gradients_to_its_closure(places):
     q, k, v = inputs_at(*places)
     at_q, at_k = draw(*q.shape[:3]).requires_grad_(), draw(1, H, k.shape[2]).requires_grad_()
     slope_H = draw(H).requires_grad_()
@@ -181,7 +181,7 @@ def test_blocks_of_queries_are_the_whole(case):
     assert_agree(blocks, whole, inputs, atol=1e-11)
 
 
-def test_a_query_that_sees_nothing_gives_zeros_and_its_gradients_are_numbers():
+def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients():
     q, k, v = (draw(1, 1, 3, D).requires_grad_() for _ in range(3))
     nowhere = torch.full((3,), -1)
 
@@ -218,7 +218,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_with_a_window_training_allocates_the_same_for_each_token_of_any_context(kind):
+def test_windowed_training_allocates_the_same_per_token_at_any_context(kind):
     kind, per_token = dict(kind), []
     dropout = kind.pop("dropout", 0.0)
     for T in (384, 1152):

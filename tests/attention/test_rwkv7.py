@@ -86,7 +86,7 @@ def test_layers_are_the_papers_formulas_in_outputs_and_gradients(residual):
     assert_agree(found, expected, [x, *both.parameters()])
 
 
-def test_the_first_such_layer_of_a_pattern_has_the_values_for_later_ones_if_there_are_some():
+def test_a_patterns_first_rwkv7_layer_provides_values_if_later_ones_follow():
     for pattern, mixes in (("[gqa,rwkv7,rwkv7]", [False, True]), ("[rwkv7,gqa,gqa]", [False])):
         model = build_gpt(f"pattern={pattern}", "position=none", "model.num_layers=3")
         found = [one.attention for one in model.layers() if isinstance(one.attention, RWKV7)]

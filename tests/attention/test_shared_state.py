@@ -65,7 +65,7 @@ def test_layers_use_keys_and_values_of_earlier_ones_as_a_loop_does(overrides, sh
     assert_same(model.attention_weights(ids), maps, atol=1e-11)
 
 
-def test_every_part_acts_in_layers_that_reuse_with_caches_windows_and_padding():
+def test_every_part_acts_in_sharing_layers_with_caches_windows_and_padding():
     parts = "part=[qk_norm,gate,sink,softcap,value_residual,forget]"
     given = [parts, "attn=cross_layer", "attn.window=3", "position=rope", "model.d_model=36"]
     model = build_gpt(*given, "model.num_layers=4", std=0.3).double().eval()

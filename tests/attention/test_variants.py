@@ -17,7 +17,7 @@ B, T, H, D = 2, 11, 6, 10
 E = H * D
 
 
-def test_mla_takes_the_form_with_fewer_multiplications_and_makes_keys_in_training():
+def test_mla_picks_the_cheaper_form_and_makes_keys_in_training():
     mine = MultiHeadLatentAttention(60, 60, 11, 6)
     mine.head_dim, mine.kv_rank = 64, 256
     # Per head: t C D + t s C over the latents, s C D + t s D with keys: level near t = 85.
@@ -59,9 +59,7 @@ def test_dropout_drops_each_of_the_two_softmaxes_of_differential_attention():
 
 
 @pytest.mark.parametrize(("conv_size", "chunk"), [(None, 64), (1, 1), (2, 3), (7, 4)])
-def test_gated_deltanet_decodes_as_it_reads_with_convolutions_and_chunks_of_any_size(
-    conv_size, chunk
-):
+def test_gated_deltanet_with_convolutions_decodes_as_it_reads_in_any_chunk(conv_size, chunk):
     attention = GatedDeltaNet(E, E, T, H, conv_size=conv_size, chunk=chunk, expand_k=0.5).double()
     disturb(attention, std=0.3)
     x = draw(B, T, E)

@@ -163,7 +163,7 @@ def test_a_named_backend_stays():
     assert resolve("attn=kda", "attn.backend=chunked") == (["chunked"], [])
 
 
-def test_a_file_without_the_setting_has_a_kernel_and_keeps_its_record_on_a_cpu():
+def test_a_file_without_backend_gets_a_kernel_and_its_cpu_record_stays():
     cfg = settings(*SIZES, *WINDOW)
     bare = replace(cfg, attn={key: one for key, one in cfg.attn.items() if key != "backend"})
     assert resolve_backends(bare, torch.device("cpu")) == (bare, [])

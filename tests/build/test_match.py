@@ -81,7 +81,7 @@ def test_a_match_that_is_made_stays_as_it_is():
 
 
 @pytest.mark.parametrize("own", ["part=[gate,forget]", "attn=sliding", "pattern=[sliding,mqa]"])
-def test_parts_windows_and_patterns_are_matched_to_the_plain_variant_in_their_block(own):
+def test_parts_windows_and_patterns_match_the_plain_variant_in_their_block(own):
     plain = ("model=nano", "block=llama")
     flops = cost(matched(*plain, own, "match=flops")).flops_per_token
     assert flops == pytest.approx(cost_of_mha(*plain).flops_per_token, rel=1e-3)

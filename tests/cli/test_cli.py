@@ -83,7 +83,7 @@ def test_every_setting_in_a_yaml_file_has_a_comment(file):
     assert [one for one in own if not any(c.endswith(one) for c in comments)] == []
 
 
-def test_the_console_shows_progress_a_sample_the_result_and_where_the_run_is(tmp_path, capfd):
+def test_the_console_shows_progress_a_sample_the_result_and_the_folder(tmp_path, capfd):
     run = train(tmp_path, "attn=gqa", "budget.steps=2")
     out, err = capfd.readouterr()
     assert err == ""

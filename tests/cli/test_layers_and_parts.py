@@ -7,7 +7,7 @@ from support import command, config, summary, train
 from gptattn.settings.compose import settings
 
 
-def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(tmp_path, call):
+def test_a_run_with_mixed_layers_and_a_part_is_recorded_resumed_and_read(tmp_path, call):
     run = train(tmp_path, "pattern=[gqa,gated_deltanet]", "part=[gate]", "model.num_layers=2")
     assert run.name.startswith("gqa-gated_deltanet+gate_s1+")
     record = config(run)

@@ -37,7 +37,7 @@ def write_own(folder: Path, name: str, module: str = SHIFTS) -> Path:
     return folder
 
 
-def test_the_two_files_are_enough_where_the_command_is_typed_and_nowhere_else(tmp_path, capfd):
+def test_the_two_files_work_where_the_command_is_typed_and_nowhere_else(tmp_path, capfd):
     here = write_own(tmp_path / "here", "own_shift")
     assert command(here, *tiny(tmp_path, "attn=own_shift", "run_dir=run")) == 0
     assert config(here / "run")["code_folders"] == [str(here)]

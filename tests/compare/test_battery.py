@@ -59,7 +59,7 @@ def make(*results: Result, failing: str = ""):
     return make_battery(results, TASKS, lambda one: one.name != failing)
 
 
-def test_rows_have_accuracy_spread_and_solved_seeds_of_each_task_the_best_first():
+def test_rows_have_accuracy_spread_and_solved_seeds_per_task_best_first():
     battery = make(
         result("gqa", "mixed recall", 1.0, 0.99, 0.98),
         result("gqa", "parity", 0.5, 0.5),
@@ -126,7 +126,7 @@ def test_a_battery_without_a_row_is_refused_with_the_reasons():
         make(shipped(result("kda", "parity", 0.1), stale=True))
 
 
-def test_the_heat_map_has_each_accuracy_and_recall_stands_beside_effective_compute():
+def test_the_heat_map_has_each_accuracy_and_recall_is_plotted_by_compute():
     rows = [
         *(result("mha", task, 1.0, 0.5) for task in TASKS),
         result("mine", "mixed recall", 0.75, 0.25),

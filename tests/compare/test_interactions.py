@@ -27,7 +27,7 @@ def write(folder, losses=LOSSES, more=""):
             write_typed(folder, overrides + more, seed, loss)
 
 
-def test_an_interaction_is_the_loss_of_both_beyond_the_sum_with_its_interval(tmp_path):
+def test_an_interaction_is_the_loss_of_both_past_the_sum_with_its_interval(tmp_path):
     write(tmp_path)
     comparison = load_comparison(tmp_path)
     ((d,),) = [section.interactions for section in comparison.sections]

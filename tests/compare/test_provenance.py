@@ -80,9 +80,7 @@ def of_own_seeds(changed: str) -> list[tuple[str, str]]:
         (of_own_seeds("+model-nano"), {"gqa": 2}),
     ],
 )
-def test_runs_from_other_weights_share_a_row_if_they_are_equal_or_each_seeds_own(
-    started, rows, tmp_path
-):
+def test_runs_from_other_weights_share_a_row_if_equal_or_one_per_seed(started, rows, tmp_path):
     for seed, (path, digest) in enumerate(started, start=1):
         identity, config = {"weights": digest}, {"init_from": path}
         write_run(tmp_path / f"r{seed}", "gqa", seed, 2.0, config=config, identity=identity)

@@ -111,16 +111,14 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("names", "other"), ROWS)
-def test_rows_share_a_section_and_what_differs_together_with_the_attention_is_noted(
-    names, other, tmp_path
-):
+def test_rows_share_a_section_and_note_what_differs_with_the_attention(names, other, tmp_path):
     found = only_section(tmp_path, *names)
     assert {row.name for row in found.rows} == {*names.values()}
     assert found.baseline == next(iter(names.values()))
     assert [line.rpartition(": ")[2] for line in found.warnings] == [other] * bool(other)
 
 
-def test_the_baseline_is_the_named_row_or_mha_or_the_one_with_the_shortest_name(tmp_path):
+def test_the_baseline_is_the_named_row_else_mha_else_the_shortest_name(tmp_path):
     for variant, width in (("mqa", 1), ("mqa", 2), ("gqa", 1), ("mha", 1)):
         write_run(tmp_path / f"{variant}{width}", variant, 1, 2.0, d_mlp=width)
     groups = groups_in(tmp_path)

@@ -109,7 +109,7 @@ def sections(folder: Path, **options: Any) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("compared", "held", "rows"), HELD)
-def test_of_a_sweep_over_several_settings_one_is_compared_and_the_others_are_held(
+def test_one_setting_of_a_sweep_is_compared_and_the_others_held_fixed(
     compared, held, rows, tmp_path
 ):
     # The attention is compared in whatever order was typed; of other settings, the first is.
@@ -176,7 +176,7 @@ def test_a_matched_width_makes_no_section_and_no_name_but_is_said(tmp_path):
     assert "match=params: x attn.conv_size=0 has model.d_mlp=290, not 256" in match_words(section)
 
 
-def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(tmp_path):
+def test_a_tasks_lengths_are_sections_and_widths_rows_of_mean_accuracy(tmp_path):
     sizes = product(((64, 4), (128, 8)), ((16, 0.25), (32, 1.0)), (1, 2))
     for (length, pairs), (width, right), seed in sizes:
         metrics = {"val/accuracy": right - 0.1 * (seed - 1), "val/bits_per_byte": None}
@@ -198,7 +198,7 @@ def test_a_tasks_lengths_are_sections_and_widths_are_rows_with_mean_accuracy(tmp
     assert "val/bits_per_byte" not in table
 
 
-def test_sizes_on_a_task_are_sections_joined_by_a_curve_if_attentions_are_compared(tmp_path):
+def test_sizes_on_a_task_are_sections_joined_by_a_curve_across_attentions(tmp_path):
     for variant in ("mha", "gqa"):
         for width in (16, 32):
             config = {"overrides": [f"attn={variant}", f"model.d_model={width}"]}

@@ -88,7 +88,7 @@ def test_neither_faster_nor_slower_is_said_where_it_is_not_shown(tmp_path):
     assert not {"faster", "slower"} & {*words.split()}
 
 
-def test_a_new_variant_is_compared_by_the_turns_that_it_took_with_the_baseline(tmp_path):
+def test_a_new_variants_speed_is_relative_to_the_baseline_in_its_rounds(tmp_path):
     write_runs(tmp_path, "mha", "gqa", "mqa")
     write_speeds(tmp_path, "1", 2, mha=[1.0, 1.0], gqa=[0.5, 0.5])
     write_speeds(

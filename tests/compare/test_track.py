@@ -65,7 +65,7 @@ def test_the_effective_compute_is_that_of_the_curve_at_the_loss():
     assert same.equivalent
 
 
-def test_the_interval_is_the_t_interval_of_the_loss_where_the_curve_has_no_error():
+def test_with_an_exact_curve_the_interval_is_the_losss_t_interval():
     # By hand: t of 10 degrees at 97.5% is 2.2281; 0.1 / sqrt(4) * 2.2281 = 0.1114 doublings.
     found = effective(9.0, Spread(0.1, 10), seeds=4)
     assert [math.log2(end) for end in found.interval] == pytest.approx([-0.1114, 0.1114], abs=1e-3)
@@ -81,7 +81,7 @@ def test_a_difference_of_one_percent_is_not_claimed():
     assert max(by[1.05], by[1 / 1.05]) < 1e-6
 
 
-def test_beyond_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
+def test_past_the_baselines_budgets_only_what_the_nearest_shows_is_claimed():
     # The baseline ends at 10 after a budget of 1, which may end anywhere above 10 for less compute,
     # and at 7 after 8.
     verdicts = {(9.0, 0.5): "better", (10.5, 0.5): "open", (9.0, 9.0): "worse", (6.5, 9.0): "open"}
@@ -271,7 +271,7 @@ def test_a_baseline_that_makes_no_curve_is_refused():
             make_track([], base)
 
 
-def test_a_shipped_entry_stands_beside_ones_own_if_the_code_gives_it_its_fingerprint():
+def test_shipped_entries_are_compared_if_the_code_gives_their_fingerprint():
     others, asked = [*BASE, *shipped(entry("gqa"), entry("mqa"))], []
 
     def compared(*own: Entry, failing: str = "") -> tuple[set[str], list[list[str]]]:

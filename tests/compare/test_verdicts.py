@@ -127,7 +127,7 @@ def test_a_lead_that_the_common_seeds_contradict_is_no_lead():
     assert "seeds in common mha is better: no variant is named best" in words[1]
 
 
-def test_only_seeds_of_both_are_compared_and_single_pairs_do_not_count_in_the_correction():
+def test_only_shared_seeds_are_compared_and_single_pairs_are_not_corrected():
     losses = {"mha": [2.0, 2.5, 9.0], "a": {2: 2.6, 1: 2.2, 4: 0.0}, "b": {1: 2.0}, "c": {9: 1.9}}
     found = {row.name: row.difference for row in section(losses).rows}
     # The differences of a are 0.2 at seed 1 and 0.1 at seed 2.

@@ -122,7 +122,7 @@ def test_special_tokens_in_a_text_stay_text_unless_asked(kind, tmp_path):
     assert asked.fingerprint() != ours.fingerprint()
 
 
-def test_a_special_token_of_the_vocabulary_stays_text_also_where_merges_are_ignored(tmp_path):
+def test_a_vocabularys_special_token_stays_text_even_if_merges_are_ignored(tmp_path):
     node = json.loads(make("qwen"))
     node["model"] |= {"ignore_merges": True}
     text = "The EOT end. EOT"
@@ -195,7 +195,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save(tmp_path_factory.mktemp("large"), library.to_str())
 
 
-def test_a_large_vocabulary_has_32_bits_per_id_on_the_disk_and_a_small_one_16(large, tmp_path):
+def test_ids_take_32_bits_on_disk_for_a_large_vocabulary_and_16_otherwise(large, tmp_path):
     source, ours = PlainText([TEXT, TEXT[:99]]), HuggingFaceTokenizer(large)
     sides = [*read_sides(load(source, tmp_path / "bytes"))]
     for bits, tokenizer in ((32, ours), (16, HuggingFaceTokenizer(save(tmp_path, make("qwen"))))):
@@ -232,9 +232,7 @@ def test_files_of_32_bit_ids_are_read_with_and_without_a_header(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_with_a_large_vocabulary_trains_resumes_evaluates_and_generates(
-    large, tmp_path, call
-):
+def test_a_large_vocabulary_run_trains_resumes_evaluates_and_generates(large, tmp_path, call):
     given = ("tokenizer=hf", f"tokenizer.path={large}", "model.d_model=8", "model.num_heads=2")
     assert command(tmp_path, *tiny(tmp_path, *given, "budget.steps=2")) == 0
     (run,) = run_folders(tmp_path)

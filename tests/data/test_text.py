@@ -52,7 +52,7 @@ def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(monkey
         PythonDocs()
 
 
-def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_both_sides():
+def test_the_standard_library_excludes_tests_and_its_sides_are_disjoint():
     library = StandardLibrary()
     train, held_out = library.train, library.held_out
     assert Path(inspect.getfile(ast)) in [*train, *held_out]
@@ -146,7 +146,7 @@ def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path)
     assert data.val_bytes == 4 + 6 + 2 + 2 * 2
 
 
-def test_documents_too_short_for_a_tail_of_their_own_give_their_share_together(tmp_path):
+def test_documents_too_short_for_a_tail_give_their_share_together(tmp_path):
     for fraction, characters in ((0.1, 30), (0.001, 1)):
         for text in ("xyz", "é≈x"):  # the share is of the bytes, and characters stay whole
             data = load(PlainText([text] * 100), tmp_path, val_fraction=fraction)

@@ -77,9 +77,7 @@ def test_what_is_damaged_or_lost_in_the_cache_is_encoded_again(name, content, tm
     assert file.read_bytes() == whole
 
 
-def test_what_stops_halfway_does_not_pass_for_whole_and_ids_of_another_text_are_left_alone(
-    tmp_path, monkeypatch
-):
+def test_unfinished_token_files_are_refused_and_other_texts_ids_are_kept(tmp_path, monkeypatch):
     to, cache = tmp_path / "to", tmp_path / "cache"
     monkeypatch.setattr(our_text, "BATCH", 1)
     with refuses("data: character", 3):
@@ -164,7 +162,7 @@ def test_four_times_the_text_takes_no_more_memory(gpt2, tmp_path, monkeypatch):
     assert peaks[16_000] < 1.2 * peaks[4_000]
 
 
-def test_numbers_change_where_a_document_begins_and_count_from_the_first_token():
+def test_document_numbers_rise_at_each_start_counting_from_the_first_token():
     starts = np.array([0, 3, 4, 9])
     assert number_documents(starts, 0, 0, 11).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
     assert number_documents(starts, 0, 4, 9).tolist() == [0] * 5

@@ -85,7 +85,7 @@ def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, positio
     assert torch.equal(more[:, -1:], generate(model, text[:, -CONTEXT:], 1, GREEDY)[:, -1:])
 
 
-def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
+def test_the_same_generator_seed_gives_the_same_text_whatever_was_drawn():
     model, prompt = model_of(), torch.randint(V, (3, 2))
     texts = []
     for seed in (5, 5, 6):

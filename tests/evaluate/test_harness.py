@@ -135,9 +135,7 @@ def reads(model: nn.Module) -> list[tuple[int, int]]:
     return shapes
 
 
-def test_a_context_is_read_once_for_all_its_continuations_and_the_longest_first(
-    tmp_path, monkeypatch
-):
+def test_a_context_is_read_once_for_all_continuations_longest_first(tmp_path, monkeypatch):
     folder = save_untrained(tmp_path, "tokenizer=byte", "model.context_length=64")
     model = harness.HarnessModel(load_run(folder))
     read = reads(model.model)

@@ -95,7 +95,7 @@ def import_without_what_windows_lacks() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there it is held by every test")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_windows_which_lacks_parts_of_the_system_can_import_and_measure_everything():
+def test_everything_imports_and_measures_without_what_windows_lacks():
     # A fork has the other libraries, which take ten seconds to import.
     child = multiprocessing.get_context("fork").Process(target=import_without_what_windows_lacks)
     child.start()

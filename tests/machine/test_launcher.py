@@ -28,9 +28,7 @@ LEFT = {  # by torchrun, by srun and its scripts, by Lightning
 }
 
 
-def test_variables_that_launchers_have_left_do_not_change_a_run_in_one_process(
-    tmp_path, monkeypatch
-):
+def test_leftover_launcher_variables_do_not_change_a_single_process_run(tmp_path, monkeypatch):
     for name, value in LEFT.items():
         monkeypatch.setenv(name, value)
     assert command(tmp_path, *tiny(tmp_path, "run_dir=run")) == 0

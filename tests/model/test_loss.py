@@ -121,7 +121,7 @@ def test_the_compiled_form_of_a_gpu_is_the_eager_one():
 
 @FORMS
 @pytest.mark.parametrize("chunks", [1, 64])
-def test_in_bfloat16_the_heads_gradient_is_as_good_in_many_chunks_as_in_one(chunks, to_gradient):
+def test_in_bfloat16_the_heads_gradient_is_as_good_in_chunks_as_in_one(chunks, to_gradient):
     tokens, vocab_size = 1024, 257
     hidden, weight = torch.randn(tokens, 64).bfloat16(), (0.02 * torch.randn(257, 64)).bfloat16()
     targets = torch.randint(vocab_size, (tokens,))

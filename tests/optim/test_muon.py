@@ -109,7 +109,7 @@ def test_a_matrix_of_zeros_stays_one():
     assert torch.equal(compute_whitener(x, polynomials) @ x, x)
 
 
-def test_with_five_newton_schulz_steps_it_is_torchs_muon_up_to_its_rounding_to_bfloat16():
+def test_five_newton_schulz_steps_match_torchs_muon_up_to_bfloat16():
     ours, theirs = ([nn.Parameter(x.float()) for x in drawn()] for _ in range(2))
     for a, b in zip(ours, theirs, strict=True):
         b.data.copy_(a.data)

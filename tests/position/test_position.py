@@ -73,7 +73,7 @@ def test_far_positions_are_as_exact_as_near_ones():
     assert_same(turned[0, 0, 0], expected, atol=1e-6)
 
 
-def test_sinusoidal_positions_are_the_papers_sines_added_to_scaled_embeddings():
+def test_sinusoids_match_the_paper_and_are_added_to_scaled_embeddings():
     # Width 4: the second pair turns 100 times slower than the first.
     x = torch.tensor([[2.0, 3.0, 5.0, 7.0]] * 3, dtype=torch.float64)[None]
     y = SinusoidalPosition(context_length=3, d_model=4)(x, range(3))
@@ -87,7 +87,7 @@ def test_sinusoidal_positions_are_the_papers_sines_added_to_scaled_embeddings():
         assert_same(y[0, p], torch.tensor(expected, dtype=torch.float64), atol=1e-7)
 
 
-def test_far_sinusoids_are_as_exact_as_near_ones_and_an_odd_width_ends_in_a_sine():
+def test_far_sinusoids_are_exact_and_an_odd_width_ends_in_a_sine():
     y = SinusoidalPosition(100_000, 3)(torch.zeros(1, 1, 3), range(99_999, 100_000))
     angles = [99_999.0, 99_999.0 / 10_000 ** (2 / 3)]
     expected = [math.sin(angles[0]), math.cos(angles[0]), math.sin(angles[1])]

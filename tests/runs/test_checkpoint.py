@@ -51,7 +51,7 @@ def test_views_and_shared_tensors_are_written_with_their_values(tmp_path):
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())
 
 
-def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(tmp_path):
+def test_any_safetensors_reader_finds_a_runs_weights_under_their_names(tmp_path):
     loaded = load_run(train(tmp_path, "validation.count=1"))
     theirs, weights = load_file(loaded.source), loaded.model.state_dict()
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())

@@ -32,7 +32,7 @@ def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_pat
     assert run.finished() is None
 
 
-def test_settings_are_read_as_they_were_written_also_those_of_another_version(tmp_path):
+def test_settings_read_back_as_written_even_from_another_version(tmp_path):
     run, cfg = RunFolder(tmp_path), settings("attn=gqa", "seed=7")
     assert not run.begun
     run.write_settings(cfg)

@@ -66,7 +66,7 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
         (0.6, 0.2, 0.1, "linear", None, 0.55),  # halfway from 0.2 to 1
     ],
 )
-def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine_or_a_line(
+def test_the_learning_rate_warms_up_linearly_and_decays_by_cosine_or_line(
     progress, warmup, final, decay, fall, expected
 ):
     curve = {"warmup_fraction": warmup, "final_lr_fraction": final, "decay": decay}

@@ -75,7 +75,7 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert RunFolder(tmp_path).read_provenance() is None
 
 
-def test_a_run_that_was_extended_names_its_budgets_and_is_as_new_where_the_first_one_ended():
+def test_an_extended_run_lists_its_budgets_and_its_first_can_be_recovered():
     other = replace(MADE, code={"a": "1", "b": "3"})
     longer = resume_provenance(MADE, MADE, 7, "7 steps")
     assert (MADE.budgets, longer.budgets) == ([], ["7 steps"])
@@ -93,7 +93,7 @@ def test_a_run_that_was_extended_names_its_budgets_and_is_as_new_where_the_first
     assert MADE.at_first_budget() == MADE
 
 
-def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not():
+def test_code_of_parts_and_pattern_layers_counts_and_unused_attn_does_not():
     cfg = settings("pattern=[mha_wrapper,single_head]", "part=[gate,sink]", "model.num_layers=2")
     modules = hash_code_for(cfg)
     assert "gptattn.attention.parts.gate" in modules

@@ -37,7 +37,7 @@ class Outer:
 GOOD = {"count": 3, "heat": None, "inner": {"share": 0.5}}
 
 
-def test_a_record_has_the_default_of_a_setting_that_is_newer_and_must_have_each_table():
+def test_a_record_takes_defaults_for_newer_settings_but_needs_every_table():
     record = asdict(settings("seed=3"))
     del record["checks"], record["log_every"], record["optim"]["decay"]
     del record["trainer"]["callbacks"]

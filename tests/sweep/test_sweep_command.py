@@ -73,7 +73,7 @@ def test_a_sweep_ends_with_the_speed_of_each_variant_measured_once(tmp_path, cap
     assert "measuring" not in capfd.readouterr().err
 
 
-def test_every_combination_is_a_run_in_a_process_of_its_own_with_the_losses_of_one_alone(tmp_path):
+def test_each_combination_runs_in_its_own_process_with_unchanged_losses(tmp_path):
     both = tmp_path / "both"
     assert sweep(both, "attn=mha,gqa", "seed=2") == 0  # at the same time, if there are two cores
     runs = run_folders(both)

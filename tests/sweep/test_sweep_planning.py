@@ -61,7 +61,7 @@ def test_a_further_rate_lies_beyond_the_best_where_that_is_at_the_edge(losses, f
     assert next_rate(losses) == further
 
 
-def test_the_vertex_is_that_of_the_parabola_through_the_best_rate_and_its_neighbours():
+def test_the_vertex_is_the_parabolas_through_the_best_rate_and_neighbours():
     parabola = {rate: math.log(rate / 0.013) ** 2 for rate in (0.001, 0.005, 0.01, 0.04)}
     assert find_vertex(parabola) == 0.013
     assert find_vertex({0.01: 2.0, 0.02: 1.0, 0.04: 2.0}) == 0.02

@@ -72,7 +72,7 @@ def test_what_depends_on_a_rate_is_planned_as_it_is_trained(tmp_path):
     ("fault", "code", "said"),
     [(5, 5, "it is unlucky"), (RuntimeError("no worker"), 1, "no worker")],
 )
-def test_a_run_that_fails_or_whose_launcher_raises_costs_only_itself_and_is_made_again(
+def test_a_failing_run_or_launcher_costs_only_that_run_and_is_retried(
     fault, code, said, tmp_path, capfd
 ):
     unlucky = Launcher(lambda cfg: fault if cfg.variant == "gqa" else 2.0)
@@ -164,7 +164,7 @@ def extend(run: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-def test_variants_are_overrides_that_belong_together_and_equal_runs_count_once(tmp_path):
+def test_grouped_overrides_are_variants_and_equal_runs_count_once(tmp_path):
     launcher = Launcher(lambda cfg: 2.0)
     both = ["attn=mha", "attn=mha position=rope", "attn=mqa part=[sink, gate]"]
     sweep(tmp_path, launcher, "block=llama", variants=both)
@@ -191,7 +191,7 @@ def test_each_variant_runs_at_the_rate_with_its_lowest_loss(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_trials_may_have_a_share_of_the_budget_and_go_on_beyond_the_last_rate(tmp_path):
+def test_trials_can_use_a_share_of_the_budget_and_extend_the_rates(tmp_path):
     """The losses are parabolas with their lowest points at these rates, whatever the budget."""
     best = {"mha": 7e-3, "gqa": 4.2e-3}
     launcher = Launcher(lambda cfg: 1 + math.log(cfg.optim.lr / best[cfg.variant]) ** 2)
@@ -213,9 +213,7 @@ def test_trials_may_have_a_share_of_the_budget_and_go_on_beyond_the_last_rate(tm
     assert len(launcher.launched) == len(trials) + 2
 
 
-def test_a_variant_of_which_a_trial_fails_waits_and_one_that_diverges_there_has_lost(
-    tmp_path, capfd
-):
+def test_a_variant_waits_for_a_failed_trial_and_loses_a_diverged_one(tmp_path, capfd):
     def outcome(cfg: TrainConfig) -> float | int:
         if cfg.optim.lr == 2e-3:
             return {"mha": 5, "gqa": 1}[cfg.variant]
@@ -242,9 +240,7 @@ def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path
 
 
 @pytest.mark.slow
-def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_the_most(
-    tmp_path, capfd
-):
+def test_each_variant_gets_the_seeds_it_needs_and_the_baseline_the_most(tmp_path, capfd):
     launcher = spread(0.02)
     sweep(tmp_path, launcher, "attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")
     found = seeds_of(tmp_path)
@@ -289,7 +285,7 @@ def test_what_needs_more_than_max_seeds_is_not_begun(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(tmp_path, capfd):
+def test_a_variant_missing_first_seeds_gets_no_more_and_others_continue(tmp_path, capfd):
     launcher = spread(0.02, unlucky=(("mqa", 3), ("gqa", 7)))
     with refuses("sweep: 2 of 21", 1):
         sweep(tmp_path, launcher, "attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")

@@ -110,9 +110,7 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(
         assert sorted(known) == [(5, True), (7, True), (10, True), (14, True)]
 
 
-def test_all_runs_of_a_sweep_have_the_kernels_of_the_machine_that_planned_it(
-    tmp_path, planned_on_a_gpu
-):
+def test_a_sweeps_runs_use_the_kernels_of_the_machine_that_planned_it(tmp_path, planned_on_a_gpu):
     own = ["model.num_layers=2", "model.dropout=0.0", "trainer.precision=bf16-mixed"]
     own += ["pattern=[sliding,mha]", "model.d_model=64", "model.num_heads=4"]
     launcher = Launcher(lambda cfg: 2.0)
@@ -263,9 +261,7 @@ def fla_runs(fla: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Tensor]
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="torch cuts a layer in more pieces")
 @pytest.mark.parametrize("variant", slow_but(["attn=kda"], [*OF_FLA, "recipe=qwen3_next"]))
 @pytest.mark.parametrize("runs", slow_but([2], [2, 3]))
-def test_a_kernel_of_fla_cuts_a_layer_in_two_and_all_layers_share_the_bounds_of_documents(
-    runs, variant, fla_runs
-):
+def test_an_fla_kernel_splits_a_layer_and_layers_share_document_bounds(runs, variant, fla_runs):
     again = f"model.activation_checkpointing={runs == 3}"  # which runs a layer again in backward
     model = build_compiled(*variant.split(), "attn.backend=fla", again)
     layers = sum(isinstance(block.attention, RecurrentAttention) for block in model.layers())
@@ -294,7 +290,7 @@ def test_a_layer_cut_in_two_computes_the_same():
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_whole_run_takes_no_other_graph_with_its_short_batches_samples_and_maps(tmp_path):
+def test_short_batches_samples_and_maps_compile_no_further_graph(tmp_path):
     eager, compiled = (
         train(tmp_path / how, "model.num_layers=2", f"compile={how}") for how in ("false", "true")
     )

@@ -15,7 +15,7 @@ from gptattn.runs.load import load_run
 from gptattn.training.module import LanguageModel
 
 
-def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_removed(
+def test_a_damaged_checkpoint_costs_one_interval_and_partial_files_go(
     whole, tmp_path, monkeypatch, capfd
 ):
     run = tmp_path / "run"

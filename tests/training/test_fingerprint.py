@@ -80,7 +80,7 @@ def test_a_fingerprint_shows_a_small_change_of_the_mathematics(entry, change):
         pytest.param("compile=true loss_chunk_tokens=7", marks=pytest.mark.slow),
     ],
 )
-def test_a_fingerprint_does_not_show_precision_width_or_what_begins_beyond_the_context(unseen):
+def test_fingerprints_ignore_precision_width_and_effects_past_the_context(unseen):
     known = shipped("gqa")
     same = compute_fingerprint([*known.list_overrides("track"), *unseen.split()])
     assert agrees(known.fingerprint, same)

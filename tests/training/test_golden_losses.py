@@ -70,9 +70,7 @@ QUICK = ("mha", "mla")
         for name in (menu("attn") if WRITES else KNOWN["losses"])
     ],
 )
-def test_the_losses_of_a_short_run_are_those_that_they_were_and_a_checkpoint_has_the_last(
-    variant, tmp_path
-):
+def test_losses_of_a_short_run_match_the_golden_ones_and_its_checkpoint(variant, tmp_path):
     run = train(tmp_path, *RUN, f"attn={variant}")
     found = {name: [loss for _, loss in series(run, name)] for name in ("train/loss", "val/loss")}
     assert loss_from_checkpoint(run) == pytest.approx(found["val/loss"][-1], abs=1e-5)

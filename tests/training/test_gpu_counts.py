@@ -76,7 +76,7 @@ def count_head(
     return count_on_cuda(head)
 
 
-def test_the_head_takes_ten_kernels_for_each_chunk_and_holds_a_step_of_gpt2_in_one():
+def test_the_head_takes_ten_kernels_per_chunk_and_a_gpt2_step_fits_one():
     whole, gigabytes, _ = count_head(50304, None)
     assert whole == count_head(50304, 2**14)[0] <= 20
     assert count_head(50304, 2**12)[0] - whole <= 3 * 10
@@ -140,7 +140,7 @@ def count_blocks(
     ],
     ids=",".join,
 )
-def test_a_block_of_each_variant_moves_no_more_bytes_than_it_did_and_never_waits(variants):
+def test_no_variants_block_moves_more_bytes_than_before_or_waits(variants):
     names = [variant.partition("@") for variant in variants]
     choices = [(*chosen(of_layer), f"position={name or 'none'}") for of_layer, _, name in names]
     found = dict(zip(variants, count_blocks(choices, 256), strict=True))
@@ -152,7 +152,7 @@ def is_as_claimed(counted: tuple[int, float], claimed: list[float]) -> bool:
     return all(0.75 < one / of < 1.05 for one, of in zip(counted, claimed, strict=True))
 
 
-def test_fused_kernels_leave_a_block_with_what_its_page_says_little_more_than_plain_attention(
+def test_fused_kernels_keep_a_block_close_to_plain_attention_as_documented(
     monkeypatch,
 ):
     """What flex itself moves is not counted: a fused kernel stands for its one call."""

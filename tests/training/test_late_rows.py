@@ -60,9 +60,7 @@ def test_what_a_row_reads_is_read_after_the_device_has_made_it(monkeypatch):
     assert order[:2] == ["waited", "written"]
 
 
-def test_late_rows_are_those_written_at_once_whether_a_run_is_stopped_or_not(
-    whole, tmp_path, monkeypatch
-):
+def test_late_rows_equal_immediate_ones_with_or_without_a_stop(whole, tmp_path, monkeypatch):
     assert fingerprint(train(tmp_path / "late", *SIX, "attn=gqa")) == whole("gqa")
     once(monkeypatch, "training_step", 2, sent(signal.SIGTERM))  # a row waits after that step
     assert command(tmp_path, *begun(tmp_path, "attn=gqa")) == 143

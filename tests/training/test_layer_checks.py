@@ -81,9 +81,7 @@ def test_no_part_is_refused_nor_layers_that_differ():
         ),
     ],
 )
-def test_a_sound_module_that_knows_nothing_of_ours_is_not_refused_and_decodes_as_it_reads(
-    target, spec
-):
+def test_a_sound_foreign_module_is_accepted_and_decodes_as_it_reads(target, spec):
     if target.startswith("x_"):
         pytest.importorskip("x_transformers")
     cfg = foreign(target, "model.dropout=0.2", **spec)
@@ -111,7 +109,7 @@ def test_what_is_unusual_but_sound_is_noted():
     assert note == "attn: IgnoresDropout takes dropout, and ignores it"
 
 
-def test_a_module_with_a_size_of_its_own_is_checked_at_the_model_s_and_refused_at_another():
+def test_a_module_with_a_fixed_size_passes_only_at_that_size():
     assert check_layers(foreign("OfItsOwnSize", "model.d_model=32")) == []
     with refuses("*: OfItsOwnSize was given x [2, 70, 64] float32", 1):
         check_layers(foreign("OfItsOwnSize"))
@@ -138,7 +136,7 @@ class Causal(nn.Module):
         return F.scaled_dot_product_attention(heads, heads, heads, **self.given)
 
 
-def test_pairs_that_torch_leaves_out_are_not_counted_and_a_module_may_count_its_own_flops():
+def test_flops_skip_pairs_torch_masks_and_a_module_can_count_its_own():
     # Of 16 x 16 pairs 136 are causal; 4 numbers in a score and 4 in a sum, in two heads.
     for masked, pairs in ((False, 136), (True, 256)):
         module = Causal(masked=masked)

@@ -35,7 +35,7 @@ class Kept(Logger):
 PROBE = (f"+logger.kept._target_={__name__}.Kept", f"allow_targets=[{__name__}]")
 
 
-def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows_beside_lightnings(tmp_path):
+def test_a_users_own_logger_gets_the_settings_and_all_rows_like_lightnings(tmp_path):
     LOGGED.clear()
     own = ("+logger.kept.name='{variant} of {experiment}'", "+logger.kept.tags.seed='{seed}'")
     run = train(tmp_path, "logger=[csv]", *PROBE, *own)

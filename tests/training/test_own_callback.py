@@ -39,7 +39,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return tmp_path.name
 
 
-def test_a_metric_is_one_line_in_a_callback_and_such_a_run_resumes_bit_for_bit(
+def test_a_metric_is_one_line_in_a_callback_and_its_run_resumes_exactly(
     mine, tmp_path, monkeypatch
 ):
     chosen = f"trainer.callbacks={{mine:{{_target_:{mine}.Numbers,scale:2}}}}"

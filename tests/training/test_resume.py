@@ -103,7 +103,7 @@ def test_neither_a_sample_nor_a_second_ctrl_c_keeps_a_run_from_saving(tmp_path, 
     assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
 
 
-def test_a_second_ctrl_c_ends_a_run_at_once_and_it_begins_at_its_checkpoint_or_anew(
+def test_a_second_ctrl_c_stops_at_once_and_the_run_resumes_or_restarts(
     whole, tmp_path, monkeypatch, capfd
 ):
     def twice(_: object) -> None:

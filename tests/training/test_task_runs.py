@@ -78,7 +78,7 @@ def test_the_first_training_loss_is_that_of_the_first_batch(run):
     assert series(run, "train/loss")[0][1] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_micro_batches_with_unequal_numbers_of_targets_make_the_step_of_the_whole_batch(tmp_path):
+def test_micro_batches_with_unequal_targets_equal_the_whole_batchs_step(tmp_path):
     noisy = ("data=noisy_recall", "model.context_length=16", "sample.tokens=0", "batch_size=8")
     whole = train(tmp_path / "1", *noisy)
     parts = train(tmp_path / "4", *noisy, "accumulate=4")
@@ -87,7 +87,7 @@ def test_micro_batches_with_unequal_numbers_of_targets_make_the_step_of_the_whol
             assert other == pytest.approx(one, rel=1e-5)
 
 
-def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_none():
+def test_validation_rows_are_the_same_for_every_seed_and_never_trained_on():
     data = TaskData(Recall(40, 10, 3), 16, TaskIds())
     for size in (1, 3, 99):
         again = np.concatenate([ids.numpy() for ids, _ in data.validation(size, 16)])
@@ -98,7 +98,7 @@ def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_n
 
 
 @pytest.mark.slow
-def test_only_with_negative_eigenvalues_a_state_follows_parity_beyond_the_trained_length(tmp_path):
+def test_only_negative_eigenvalues_track_parity_past_the_trained_length(tmp_path):
     given = [
         *("data=parity", "block=llama", "position=none", "attn=gated_deltanet"),
         *("model.num_layers=2", "model.d_model=64", "model.num_heads=4", "model.context_length=40"),

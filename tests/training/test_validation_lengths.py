@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("run"), *LONGER)
 
 
-def test_accuracies_are_those_of_the_trained_weights_in_rows_of_each_length_and_slice(run):
+def test_accuracies_by_length_and_slice_come_from_the_trained_weights(run):
     saved, expected = load_run(run, [__name__]), {}
     for length in (8, 16, 24, 40):
         generator = draws(VALIDATION, length if length != 16 else 0)
@@ -84,7 +84,7 @@ def test_other_lengths_change_nothing_else_in_a_run(run, tmp_path):
     assert abs(sizes[0] - sizes[1]) < 2000  # names of metrics
 
 
-def test_learned_positions_are_asked_up_to_the_trained_length_and_the_run_says_so(tmp_path, capfd):
+def test_learned_positions_score_only_to_the_trained_length_and_say_so(tmp_path, capfd):
     run = train(tmp_path, *TASK, "position=learned", "validation.lengths=[8,16,24]")
     assert measured(run).keys() == {
         *("accuracy", "accuracy_8", "accuracy_16", "accuracy_half_1", "accuracy_half_2")

@@ -65,9 +65,7 @@ def test_a_run_without_heads_says_so_before_anything_else(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_llama_that_was_converted_and_written_again_is_the_llama_with_its_tokenizer(
-    llama, tmp_path, call
-):
+def test_a_converted_llama_survives_the_round_trip_with_its_tokenizer(llama, tmp_path, call):
     same, out = tmp_path / "same", tmp_path / "out"
     to = ("to=gqa", "to.num_kv_heads=2", f"out={same}")
     assert call("convert", f"from={llama}", *to)[0] == 0
