@@ -2,8 +2,8 @@
 
 It prints the tables of docs/comparing.md: the shares of false claims on variants of equal mean
 loss, and the smallest difference that a number of seeds can show. With tracks=2000 it prints the
-table of docs/track.md instead: what the attention track says of entries whose true effect is known,
-from the choice of their rates to the gate.
+table of docs/track_rules.md instead: what the attention track says of entries with a known true
+effect, from the choice of their rates to the gate.
 """
 
 import sys
@@ -107,7 +107,7 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
     return rows / fields, firsts / fields
 
 
-# The attention track: a baseline whose loss falls as it does in docs/track.md, and entries.
+# The attention track: a baseline whose loss falls as it does in docs/track_rules.md, and entries.
 SEEDS_BY_BUDGET = {0.5: 5, 0.7075: 5, 1.0: 20, 2.0: 5, 4.0: 5}  # of the baseline
 SEEDS_AT_GATE = {0.5: 5, 1.0: 5, 1.414: 5, 2.0: 5}
 ENTRIES = 55
@@ -218,7 +218,7 @@ def _look(
 
 
 def print_tracks(tables: int) -> None:
-    """Print the table of docs/track.md."""
+    """Print the table of docs/track_rules.md."""
     cells = [
         [
             *("true effect", "right", "wrong", "tables with a wrong claim", "equivalent"),
