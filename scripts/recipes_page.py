@@ -1,8 +1,8 @@
-"""Writes the table and the picture of docs/recipes.md: what each recipe costs beside llama3.
+"""Writes the table and the picture of docs/recipes.md: the cost of each recipe relative to llama3.
 
-It takes five to ten minutes. A recipe's release is the line `# Release: NAME, YEAR.` at its file's
-top. Parameters and caches are counted, and speed is measured, at GPT-2 small's size; the words of
-the page around the table stay.
+This takes five to ten minutes. The release comes from the line `# Release: NAME, YEAR.` at the top
+of a recipe's file. Parameters and caches are counted, and speed is measured, at GPT-2 small's size.
+The text around the table is kept.
 """
 
 import io
@@ -48,36 +48,36 @@ KINDS = {
 }
 TABLE = re.compile(r"(<!-- table -->\n).*(<!-- end of the table -->)", re.DOTALL)
 HEADINGS = (
-    "| recipe | release | year | layers | parameters | cache, 8,192 | cache, 32,768 | training "
+    "| recipe | release | year | layers | parameters | cache at 8,192 | cache at 32,768 | training "
     "| decoding |\n| --- | --- | --- | --- |" + " ---: |" * 5
 )
-VOCABULARY = 256  # of bytes
-Seconds = Mapping[str, list[float]]  # by round, of each recipe
+VOCABULARY = 256  # bytes
+Seconds = Mapping[str, list[float]]  # recipe -> seconds in each round
 
 
 def build(name: str, context: int = DECODE_S, device: str = "meta") -> GPT:
-    """Build the recipe at GPT-2 small's size, on the meta device without memory."""
-    given = [f"recipe={name}", "model=gpt2_small", f"model.context_length={context}"]
+    """Build the recipe at GPT-2 small's size; the meta device takes no memory."""
+    overrides = [f"recipe={name}", "model=gpt2_small", f"model.context_length={context}"]
     with torch.device(device):
-        return build_model(settings(given), VOCABULARY)
+        return build_model(settings(overrides), VOCABULARY)
 
 
 def name_kinds(model: GPT) -> list[str]:
     """Return each layer's kind: full, window, no positions, latent, linear or convolution."""
-    found = []
+    kinds = []
     for layer in (block.attention for block in model.layers()):
         if isinstance(layer, GatedShortConvolution):
-            found.append("convolution")
+            kinds.append("convolution")
         elif not isinstance(layer, SoftmaxAttention):
-            found.append("linear")
+            kinds.append("linear")
         elif isinstance(layer, MultiHeadLatentAttention):
-            found.append("latent")
+            kinds.append("latent")
         elif layer.window is not None:
-            found.append("window")
+            kinds.append("window")
         else:
-            placed = layer.position is not None or model.input_position is not None
-            found.append("full" if placed else "no positions")
-    return found
+            has_positions = layer.position is not None or model.input_position is not None
+            kinds.append("full" if has_positions else "no positions")
+    return kinds
 
 
 def count_kinds(model: GPT) -> list[str]:
@@ -87,29 +87,29 @@ def count_kinds(model: GPT) -> list[str]:
 
 
 def release(name: str) -> tuple[str, str]:
-    """Return the year of the released model, and its name."""
+    """Return the year and the name of the released model."""
     text = (CONF / "recipe" / f"{name}.yaml").read_text(encoding="utf-8")
-    found = re.search(r"^# Release: (.+), (\d{4})\.$", text, re.MULTILINE)
-    if found is None:
+    line = re.search(r"^# Release: (.+), (\d{4})\.$", text, re.MULTILINE)
+    if line is None:
         raise SystemExit(f"error: conf/recipe/{name}.yaml has no line `# Release: NAME, YEAR.`")
-    return found[2], found[1]
+    return line[2], line[1]
 
 
 def oldest_first() -> list[str]:
-    """Return the names of all recipes by year."""
+    """Return the names of all recipes, by year."""
     names = [file.stem for file in (CONF / "recipe").glob("*.yaml")]
     return sorted(names, key=lambda name: (release(name)[0], name))
 
 
 @cache
 def costs(name: str) -> list[float]:
-    """Return the parameters, and the bytes of a cache of each length in CACHE_S, in one model."""
+    """Return the parameters, and the cache bytes at each length in CACHE_S of one model."""
     longest = build(name, max(CACHE_S))
     return [count_parameters(build(name)), *(count_cache(longest, S) for S in CACHE_S)]
 
 
 def row(name: str) -> str:
-    """Return the beginning of a recipe's row: what is not measured."""
+    """Return the start of a recipe's row: everything but the measured speeds."""
     year, title = release(name)
     shares = [f"{a / b:.2f}" for a, b in zip(costs(name), costs(BASE), strict=True)]
     layers = ", ".join(count_kinds(build(name)))
@@ -117,7 +117,7 @@ def row(name: str) -> str:
 
 
 def measure(rounds: int) -> tuple[Seconds, Seconds]:
-    """Return the seconds of a training step and of a decoded token."""
+    """Return the seconds per training step and per decoded token."""
     models = {name: build(name, device="cpu") for name in oldest_first()}
     ids = torch.randint(VOCABULARY, (1, TRAIN_T))
 
@@ -130,15 +130,19 @@ def measure(rounds: int) -> tuple[Seconds, Seconds]:
         stack = Stack(model.layers())
         return layer_seconds(stack, 1, DECODE_S) * len(stack)
 
-    works = {(of, name): partial(of, one) for name, one in models.items() for of in (train, decode)}
-    interleave(works, 1)  # to warm up
-    seconds = interleave(works, rounds)
+    timed_steps = {
+        (step, name): partial(step, model)
+        for name, model in models.items()
+        for step in (train, decode)
+    }
+    interleave(timed_steps, 1)  # to warm up
+    seconds = interleave(timed_steps, rounds)
     training = {name: seconds[train, name] for name in models}
     return training, {name: seconds[decode, name] for name in models}
 
 
 def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
-    """Return the table, and the figures of BASE below it."""
+    """Return the table, and below it the absolute figures of BASE."""
     lines = [HEADINGS]
     for name in oldest_first():
         speeds = [
@@ -147,9 +151,10 @@ def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
         ]
         lines.append(f"{row(name)} {' '.join(speeds)}")
     params, *caches = costs(BASE)
-    held = " and ".join(f"{held / 1e6:,.0f} MB" for held in caches)
+    sizes = zip(caches, CACHE_S, strict=True)
+    cached = " and ".join(f"{size / 1e6:,.0f} MB at {S:,} tokens" for size, S in sizes)
     below = (
-        f"`{BASE}` has {params / 1e6:.1f} million parameters, caches {held}, trains "
+        f"`{BASE}` has {params / 1e6:.1f} million parameters. It caches {cached}, trains "
         f"{TRAIN_T / median(training[BASE]):,.0f} tokens/s and decodes "
         f"{1 / median(decoding[BASE]):,.1f} tokens/s: medians of {rounds} rounds in float32 on "
         f"{torch.get_num_threads()} threads (processor: {device_name(torch.device('cpu'))})."
@@ -159,8 +164,8 @@ def table(training: Seconds, decoding: Seconds, rounds: int) -> str:
 
 def draw(strips: Mapping[str, list[str]]) -> bytes:
     """Return a picture of each recipe's layers, the first on the left, coloured by kind."""
-    own: dict[Any, Any] = {"figure.facecolor": "white", "axes.grid": False}
-    with rc_context(STYLE | own):
+    style: dict[Any, Any] = {"figure.facecolor": "white", "axes.grid": False}
+    with rc_context(STYLE | style):
         figure = Figure((6.4, 0.7 + 0.21 * len(strips)), layout="constrained")
         axes = figure.add_subplot()
         for y, strip in enumerate(strips.values()):
@@ -173,7 +178,7 @@ def draw(strips: Mapping[str, list[str]]) -> bytes:
         patches = [Patch(color=colour, label=kind) for kind, colour in KINDS.items()]
         figure.legend(handles=patches, loc="outside upper center", ncols=len(KINDS))
         out = io.BytesIO()
-        figure.savefig(out, dpi=150, metadata={"Software": None})  # which would differ next time
+        figure.savefig(out, dpi=150, metadata={"Software": None})  # its version would differ
     return out.getvalue()
 
 
@@ -181,16 +186,16 @@ def draw(strips: Mapping[str, list[str]]) -> bytes:
 class Arguments:
     """rounds=5"""
 
-    rounds: Count = option("in each, all take a turn", 5)
+    rounds: Count = option("how often each recipe is timed, in turns", 5)
     threads: Count = option("CPU threads", 2)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Turn, and write the table and the pictures."""
+    """Measure, and write the table and the picture."""
     args = parse(Arguments, arguments)
     set_threads(args.threads)
     text = table(*measure(args.rounds), args.rounds)
-    page = TABLE.sub(lambda found: found[1] + text + found[2], PAGE.read_text(encoding="utf-8"))
+    page = TABLE.sub(lambda marks: marks[1] + text + marks[2], PAGE.read_text(encoding="utf-8"))
     write_atomically(PAGE, lambda file: file.write(page.encode()))
     strips = {name: name_kinds(build(name)) for name in oldest_first()}
     picture = draw(strips)

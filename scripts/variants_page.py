@@ -1,9 +1,9 @@
-"""Writes docs/variants.md: each choice of the menu, with what it costs, its speed, and a map.
+"""Writes docs/variants.md: every choice of the menu with its cost, speed and attention map.
 
-A choice is a file in conf/attn, conf/part, conf/position or conf/block; what the page says of it is
-the comment at the file's top: the definition, the paper, and from "Use" on, when to use it. Costs
-are counted, speed is measured, and the maps are those of small models that this script trains
-first, in outputs/menu; models that are there already are kept, and so are the page's first words.
+A choice is a file in conf/attn, conf/part, conf/position or conf/block. Its text on the page is the
+comment at the top of the file: the definition, the paper and, from "Use" on, when to use it. Costs
+are counted and speed is measured. The maps come from small models, which this script trains in
+outputs/menu unless they are there already. The page's introduction is kept as it is.
 """
 
 import re
@@ -38,9 +38,9 @@ TEXT = "def __init__(self, name): self.name = name"
 BATCH, TRAIN_T, DECODE_S = 8, 1024, (1024, 8192)
 SECTIONS = {
     "attn": ("Mechanisms", "`attn=NAME`", "mha"),
-    "part": ("Parts", "`part=[NAME,...]`, here with `attn=mha`", "mha"),
-    "position": ("Positions", "`position=NAME`, here with `attn=mha`", "learned"),
-    "block": ("Blocks", "`block=NAME`, here with `attn=mha`", "gpt2"),
+    "part": ("Parts", "`part=[NAME,...]`, measured with `attn=mha`", "mha"),
+    "position": ("Positions", "`position=NAME`, measured with `attn=mha`", "learned"),
+    "block": ("Blocks", "`block=NAME`, measured with `attn=mha`", "gpt2"),
 }
 
 
@@ -57,7 +57,7 @@ class Choice:
 
     @property
     def key(self) -> str:
-        """A name that no other choice has."""
+        """A unique name."""
         return f"{self.group}_{self.name}"
 
 
@@ -66,16 +66,16 @@ def choices() -> Iterator[Choice]:
     for group in SECTIONS:
         for file in sorted((CONF / group).glob("*.yaml")):
             by_group = {"attn": file.stem, "part": f"mha+{file.stem}"}
-            words = header(file)
-            if words is not None:
+            texts = header(file)
+            if texts is not None:
                 chosen = by_group.get(group, f"mha:{group}={file.stem}")
-                yield Choice(group, file.stem, chosen, *words)
+                yield Choice(group, file.stem, chosen, *texts)
 
 
 def header(file: Path) -> tuple[str, str, str] | None:
     """Return the definition, the paper and when to use it, from the comment at the file's top.
 
-    The paper's line is the first with a year, and the last part begins with "Use". None without it.
+    The paper begins at the first line with a year, the last text at "Use". None if one is missing.
     """
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -90,9 +90,9 @@ def header(file: Path) -> tuple[str, str, str] | None:
 
 
 def stack_of(choice: Choice, context: int) -> Stack:
-    """Return two layers of GPT-2 small with this choice: for a block whole, else their attention.
+    """Return two layers of GPT-2 small with this choice: whole blocks for a block, else attentions.
 
-    Two, because some choices share between layers; the same for all, so that ratios are fair.
+    Two, because some choices share between layers; two for all, so that ratios are fair.
     """
     sizes = (f"model.context_length={context}", "model.num_layers=2")
     blocks = model_of(choice.chosen, *sizes).layers()
@@ -100,49 +100,49 @@ def stack_of(choice: Choice, context: int) -> Stack:
 
 
 def training_seconds(choice: Choice) -> float:
-    """Return the seconds per layer of one forward and backward on (1, TRAIN_T, 768)."""
+    """Return the seconds per layer of a forward and backward pass on (1, TRAIN_T, 768)."""
     stack, x = stack_of(choice, TRAIN_T), torch.randn(1, TRAIN_T, 768, requires_grad=True)
     return timed(lambda: stack(x).sum().backward(), warm_up=1, steps=3) / len(stack)
 
 
 def decoding_seconds(choice: Choice, S: int) -> float:
-    """Return the seconds per layer of one token, BATCH rows, S tokens held."""
+    """Return the seconds per layer to decode one token in BATCH rows, after S tokens."""
     return layer_seconds(stack_of(choice, S).eval(), BATCH, S)
 
 
 def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return for each choice (ms, share of its section's base): training, then each decoding."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """Return (ms, ratio to its section's base) by choice: training, then each decoding."""
+    results: dict[str, list[tuple[float, float]]] = {}
     for group, (_, _, base) in SECTIONS.items():
-        own = {one.name: one for one in choices() if one.group in (group, "attn")}
-        own = {n: one for n, one in own.items() if one.group == group or n == base}
-        works = [
-            {name: partial(training_seconds, one) for name, one in own.items()},
+        section = {one.name: one for one in choices() if one.group in (group, "attn")}
+        section = {n: one for n, one in section.items() if one.group == group or n == base}
+        timings = [
+            {name: partial(training_seconds, one) for name, one in section.items()},
             *(
-                {name: partial(decoding_seconds, one, S) for name, one in own.items()}
+                {name: partial(decoding_seconds, one, S) for name, one in section.items()}
                 for S in DECODE_S
             ),
         ]
-        for work in works:
-            seconds = interleave(work, rounds)
+        for timing in timings:
+            seconds = interleave(timing, rounds)
             for name, values in seconds.items():
-                if own[name].group != group:
-                    continue  # measured in a section of its own too; here for the ratios
+                if section[name].group != group:
+                    continue  # the base of another section, timed here only for the ratios
                 share = ratio(values, seconds[base])
-                found.setdefault(own[name].key, []).append((1e3 * median(values), share))
-    return found
+                results.setdefault(section[name].key, []).append((1e3 * median(values), share))
+    return results
 
 
 def draw(choice: Choice, steps: int) -> Path | None:
-    """Write a picture of the last layer's weights on TEXT, of a small model trained with it.
+    """Draw the last layer's attention weights on TEXT in a small model, trained if need be.
 
-    Returns its path, or None if the mechanism has no attention weights.
+    Returns the picture's path, or None if the mechanism has no attention weights.
     """
     folder = RUNS / choice.key
     if not RunFolder(folder).done:
         print(f"training {choice.key}")
-        own = overrides_of(choice.chosen)
-        train(settings([*own, f"budget.steps={steps}", "trainer=cpu"]), str(folder))
+        overrides = [*overrides_of(choice.chosen), f"budget.steps={steps}", "trainer=cpu"]
+        train(settings(overrides), str(folder))
     run = load_run(folder)
     layers = run.model.layers_with_maps()
     if not layers:
@@ -162,9 +162,9 @@ def page(pictures: dict[str, Path | None], speed: dict[str, list[tuple[float, fl
     """Return the page."""
     text = [PAGE.read_text(encoding="utf-8").partition("\n\n## ")[0]]
     for group, (title, how, base) in SECTIONS.items():
-        own = [one for one in choices() if one.group == group]
-        text += [f"## {title}", how, "\n".join(table(own, speed, base))]
-        for one in own:
+        section = [one for one in choices() if one.group == group]
+        text += [f"## {title}", how, "\n".join(table(section, speed, base))]
+        for one in section:
             text += [f"### {one.name}", f"{one.definition} {one.use}", f"Source: {one.paper}"]
             picture = pictures[one.key]
             if picture is not None:
@@ -175,25 +175,25 @@ def page(pictures: dict[str, Path | None], speed: dict[str, list[tuple[float, fl
 
 
 def table(
-    own: Sequence[Choice], speed: dict[str, list[tuple[float, float]]], base: str
+    section: Sequence[Choice], speed: dict[str, list[tuple[float, float]]], base: str
 ) -> Iterator[str]:
     """Yield the lines of a section's table."""
     yield (
-        "| name | parameters | of a layer's attention | cache B | MFLOPs | training ms "
+        "| name | parameters | per layer's attention | cache bytes | MFLOPs | training ms "
         f"| x {base} | decoding ms, 1k | x {base} | decoding ms, 8k | x {base} |"
     )
     yield "| --- |" + " ---: |" * 10
-    for one in own:
+    for one in section:
         times = " | ".join(f"{ms:.2f} | {share:.2f}" for ms, share in speed[one.key])
         yield f"{row(one)} {times} |"
 
 
 def row(choice: Choice) -> str:
-    """Return the beginning of a choice's row: its name, and costs counted on the meta device."""
+    """Return the start of a choice's row: its name, and its costs, counted on the meta device."""
     with torch.device("meta"):
         model = model_of(choice.chosen, "model.vocab_size=50257").to(torch.bfloat16)
         cost = measure_cost(model)
-    assert cost.kv_bytes_per_token is not None  # of every mechanism of the menu
+    assert cost.kv_bytes_per_token is not None  # every mechanism of the menu has a cache
     layers = len(model.layers())
     return (
         f"| {choice.name} | {cost.params:,} | {cost.params_attention / layers:,.0f} "
@@ -205,8 +205,8 @@ def row(choice: Choice) -> str:
 class Arguments:
     """rounds=5"""
 
-    rounds: Count = option("in each, all take a turn", 5)
-    steps: Count = option("of the models whose maps are drawn", 600)
+    rounds: Count = option("how often each choice is timed, in turns", 5)
+    steps: Count = option("training steps of the models whose maps are drawn", 600)
     threads: Count = option("CPU threads", 2)
 
 

@@ -1,4 +1,4 @@
-"""docs/recipes.md has every recipe with its release, and its counts are those of today's models."""
+"""docs/recipes.md has every recipe with its release, and its counts match today's models."""
 
 import re
 
@@ -22,5 +22,5 @@ def test_the_page_has_each_recipe_with_its_release_oldest_first():
 @pytest.mark.slow
 @pytest.mark.page
 @pytest.mark.parametrize("name", menu("recipe"))
-def test_what_the_page_counts_is_so_today(name):
+def test_the_page_has_each_recipe_with_todays_counts(name):
     assert f"\n{recipes_page.row(name)} " in TEXT

@@ -1,4 +1,4 @@
-"""docs/variants.md says what the menu's files say, and its counts are those of today's models."""
+"""docs/variants.md repeats the texts of the menu's files, and its counts match today's models."""
 
 import re
 
@@ -12,7 +12,7 @@ TEXT = variants_page.PAGE.read_text(encoding="utf-8")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.key)
-def test_the_page_has_each_choice_with_the_counts_of_today(choice, monkeypatch):
+def test_the_page_has_each_choice_with_todays_counts(choice, monkeypatch):
     monkeypatch.setattr("measuring.menu.settings", lambda overrides: settings(*overrides))
     assert f"\n{variants_page.row(choice)}" in TEXT
     section = TEXT.partition(f"\n### {choice.name}\n")[2].partition("\n#")[0]
@@ -21,7 +21,7 @@ def test_the_page_has_each_choice_with_the_counts_of_today(choice, monkeypatch):
     assert choice.use in section
 
 
-def test_every_picture_of_the_page_is_there():
+def test_every_picture_on_the_page_exists():
     places = re.findall(r"!\[.*?\]\((.*?)\)", TEXT)
     assert places
     assert all((variants_page.PAGE.parent / place).is_file() for place in places)

@@ -1,6 +1,7 @@
 """`gptattn-new`: what it writes passes its own test, and nothing is overwritten."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,13 @@ def test_a_new_variant_passes_its_own_test_and_stands_beside_mha(tmp_path, monke
     assert not torch.allclose(mine.eval()(ids), without.eval()(ids))
     with refuses("position: alibi"):
         build("my_rotary_attention", "position=alibi")
+
+
+def test_the_readme_shows_the_file_that_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_variant("mine")
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"```python\n{Path('mine.py').read_text()}```" in readme.read_text()
 
 
 @pytest.mark.parametrize(
