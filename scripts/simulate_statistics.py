@@ -2,7 +2,7 @@
 
 Prints the tables of docs/comparing.md: the shares of false claims about variants with equal mean
 loss, and the smallest difference that a number of seeds can show. With tracks=2000 it prints the
-attention track's table instead: its verdicts on entries whose true effect is known, from the choice
+table of docs/track_rules.md instead: the track's verdicts on entries whose true effect is known, from the choice
 of learning rates to the gate.
 """
 
@@ -107,7 +107,7 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
     return rows / fields, firsts / fields
 
 
-# The attention track: entries, and a baseline whose loss falls as in docs/track.md.
+# The attention track: entries, and a baseline whose loss falls as in docs/track_rules.md.
 SEEDS_BY_BUDGET = {0.5: 5, 0.7075: 5, 1.0: 20, 2.0: 5, 4.0: 5}  # the baseline's
 SEEDS_AT_GATE = {0.5: 5, 1.0: 5, 1.414: 5, 2.0: 5}
 ENTRIES = 55

@@ -21,7 +21,7 @@ LOOKS = {3: 0.1, 8: 0.9}
 MARGIN = 1.05  # times the compute: what counts as equivalent
 NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
 # Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
-# baseline (docs/track.md, "How it is computed").
+# baseline (docs/track_rules.md).
 RATE_ERROR = 0.0025
 GRID = 2_000  # points of the curve
 

@@ -374,7 +374,7 @@ def _describe_seeds(entry: Entry) -> str:
     if any(seeds == [*allowed] for allowed in SEEDS):
         return ""
     known = ", or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
-    return f"seeds {', '.join(map(str, seeds))}; an entry has {known} (docs/track.md)"
+    return f"seeds {', '.join(map(str, seeds))}; an entry has {known} (docs/track_rules.md)"
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
@@ -456,7 +456,7 @@ def _list_notes(track: Track) -> list[str]:
         "effective compute: what the baseline would need for the same loss, over what the entry "
         "used, with its 95% interval; above and below: outside the baseline's budgets",
         f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
-        f"over the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track.md)",
+        f"over the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track_rules.md)",
         *([f"with a standard deviation of their own: {', '.join(apart)}"] * bool(apart)),
         *times,
         f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
