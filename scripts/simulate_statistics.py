@@ -2,8 +2,8 @@
 
 Prints the tables of docs/comparing.md: the shares of false claims about variants with equal mean
 loss, and the smallest difference that a number of seeds can show. With tracks=2000 it prints the
-table of docs/track_rules.md instead: the track's verdicts on entries whose true effect is known, from the choice
-of learning rates to the gate.
+table of docs/track_rules.md instead: the track's verdicts on entries whose true effect is known,
+from the choice of learning rates to the gate.
 """
 
 import sys
