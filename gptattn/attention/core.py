@@ -143,14 +143,14 @@ def by_sdpa(
 
     A mask says which keys a query sees; with `is_causal`, it sees its whole past.
     """
-    on_cpu, mask, sees_none = q_BHTD.device.type == "cpu", None, None
+    on_cpu, mask, blind = q_BHTD.device.type == "cpu", None, None
     if not is_causal:
         mask = visible(rule, query, key)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.
         if mask is not None and not on_cpu and not are_newest(query, key):
-            sees_none = ~mask.any(dim=-1, keepdim=True)
-            mask = mask | sees_none
+            blind = ~mask.any(dim=-1, keepdim=True)
+            mask = mask | blind
     shared = k_BGSD.shape[1] != q_BHTD.shape[1]
     unusual = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
     unusual = unusual or q_BHTD.shape[3] != v_BGSD.shape[3]
@@ -170,7 +170,7 @@ def by_sdpa(
             scale=rule.scale,
             enable_gqa=shared,
         )
-    return y_BHTD if sees_none is None else y_BHTD.masked_fill(sees_none, 0.0)
+    return y_BHTD if blind is None else y_BHTD.masked_fill(blind, 0.0)
 
 
 def split_in_blocks(
