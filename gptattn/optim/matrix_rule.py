@@ -17,11 +17,11 @@ class MatrixRule(ABC):
 
     @abstractmethod
     def new_state(self, matrix: Tensor) -> State:
-        """Return the matrix's state before its first update; its `step` is kept as well."""
+        """Return the matrix's state before its first update; the optimizer adds a `step`."""
 
     @abstractmethod
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
-        """Return each matrix's direction, of which lr times is subtracted; update the states."""
+        """Return each matrix's direction, which is subtracted times lr; update the states."""
 
 
 def split_by_decay(
@@ -36,7 +36,7 @@ def split_by_decay(
 
 
 class CombinedAdamW(torch.optim.AdamW):
-    """AdamW, and `rule` for the parameters of the group with `by_rule`.
+    """AdamW, with `rule` for the parameters of the group marked `by_rule`.
 
     Weight decay is decoupled in both: a weight shrinks by lr * weight_decay of itself.
     """
@@ -47,7 +47,7 @@ class CombinedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take a step, which drops the gradients of the rule's parameters."""
+        """Take a step; the gradients of the rule's parameters are dropped."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

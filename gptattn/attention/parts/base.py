@@ -13,9 +13,9 @@ from gptattn.attention.rule import Rule
 class Part(nn.Module):
     """An addition to softmax attention; a subclass overrides the methods it needs.
 
-    Besides the keys of its YAML, its constructor may declare `d_in`, `num_heads`, `num_kv_heads`,
+    Besides its YAML's keys, its constructor can declare `d_in`, `num_heads`, `num_kv_heads`,
     `head_dim`, `context_length`, `layer` and `provided` (the names of what earlier layers put into
-    `Shared.state`), which come from the attention. Its Linear layers are drawn like the attention's.
+    `Shared.state`), which come from the attention. Its Linear layers are drawn as the attention's.
     """
 
     # Parts and positions that cannot be combined with this one, by name -> the reason.

@@ -153,7 +153,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         pairs = self.num_heads * seen_pairs(T, S, self.rule())
         if self.absorbs(T, S):
             return 2 * 2 * (C + P) * pairs
-        # The weights' count covers T tokens' keys and values; those of cached tokens are extra.
+        # The weights' count covers T tokens' keys and values; cached tokens' are made again.
         return 2 * (2 * D + P) * pairs + 2 * 2 * (S - T) * C * self.d_out
 
 

@@ -30,10 +30,10 @@ class NativeSparseAttention(SoftmaxAttention):
 
     x [B, T, d_in] -> y [B, T, d_out]. Each branch has its own num_kv_heads heads of keys and
     values. The compressed branch sees one entry per complete block of `block` tokens; a block
-    begins every `stride` tokens. The selected branch sees all tokens of `topk` adjacent blocks of
-    `select_block`: the first, the newest two, and those with the highest scores; of equal ones, the
-    newest. A score sums the compressed branch's weights over a group's heads and the entries, each
-    times overlap / stride. The window branch sees the newest `window` tokens.
+    begins every `stride` tokens. Blocks of `select_block` tokens don't overlap; the selected branch
+    sees `topk` of them: the first, the newest two, and those with the highest scores; of equal
+    ones, the newest. A score sums the compressed branch's weights over a group's heads and the
+    entries, each times overlap / stride. The window branch sees the newest `window` tokens.
 
     An entry is W_out gelu(W_in (the block's tokens, joined, + p)), of keys before they rotate or of
     values, at the position of its last token; p is learned, and heads share all three. The paper
@@ -120,9 +120,9 @@ class NativeSparseAttention(SoftmaxAttention):
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
-        """Return the entries of keys and blocks, and the keys' positions; "pos": a -1, then these.
+        """Return the entries of keys and blocks, and the keys' positions; "pos": -1 and these.
 
-        "end" [B or 1, C] has the index of each block's last token, -1 for none; "near" the window's.
+        "end" [B or 1, C] has the index of each block's last token, -1: none; "near" the window's.
         """
         held, k_pos = {**new}, shared.positions
         if cache is not None:
@@ -149,7 +149,7 @@ class NativeSparseAttention(SoftmaxAttention):
     def compress(
         self, raw: Mapping[str, Tensor], end_BN: Tensor, pos_BN: Tensor
     ) -> dict[str, Tensor]:
-        """Return the entries of the blocks that end at these indices and positions; -1: no block."""
+        """Return the entries of the blocks that end at these indices and positions; -1: none."""
         at_BNL = end_BN[..., None] + torch.arange(1 - self.block, 1, device=end_BN.device)
         at_B1M1 = at_BNL.clamp_min(0).flatten(1)[:, None, :, None]
         x_IBGMD = torch.stack([raw[name].take_along_dim(at_B1M1, 2) for name in RAW])
@@ -180,7 +180,7 @@ class NativeSparseAttention(SoftmaxAttention):
 
         @torch.no_grad()
         def choose(query: Span) -> Tensor:
-            """Return 0 at each query's `topk` blocks, perhaps some ahead of it, and -inf elsewhere."""
+            """Return 0 at each query's `topk` blocks, perhaps some ahead, and -inf elsewhere."""
             of_these = replace(queries, where=query.where)
             p = weights(q_BHTD[:, :, query.where], held["k_block"], blocks.rule, of_these, block)
             p_BGTC = p.unflatten(1, (-1, R)).sum(2)
@@ -248,7 +248,7 @@ class NativeSparseAttention(SoftmaxAttention):
 
 
 def _only(at: PlacedRule, pos: Tensor, number_BHN: Tensor) -> PlacedRule:
-    """Return rule and positions for only the keys with these numbers, per head; -1: no token."""
+    """Return rule and positions for the keys with these numbers only, per head; -1: none."""
     rule, q_pos = at.rule, at.q_pos
     if rule.decay is not None:
         c_BHN = rule.decay.at_key_BHS.take_along_dim(number_BHN.clamp_min(0), -1)
