@@ -135,7 +135,7 @@ class SoftmaxAttention(Attention):
             return Linear(width, self.d_out, bias=bias)
         if width != self.d_out:
             raise ValueError(
-                f"out_proj=False needs num_heads * head_dim={width} to be d_out={self.d_out}"
+                f"out_proj=False needs num_heads * head_dim={width} = d_out={self.d_out}; use true"
             )
         return None
 
@@ -266,7 +266,7 @@ class SoftmaxAttention(Attention):
             "flex supports heads of 16 to 256": min(sizes) < 16 or max(sizes) > 256,
             # Its error and time have not been measured on a GPU yet.
             "flex has not been measured in float32": dtype.itemsize > 2,
-            "flex has not been measured with a decay and a cap": bool(rule.softcap and rule.decay),
+            "flex has not been measured with soft cap and decay": bool(rule.softcap and rule.decay),
             # Its gradient is summed by atomic additions: slow, and in random order.
             "flex has not been measured with a learned decay": learned,
         }

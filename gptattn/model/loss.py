@@ -150,7 +150,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
-            raise RuntimeError("linear_cross_entropy runs backward only once; call it again first")
+            raise RuntimeError("linear_cross_entropy runs backward once; compute the loss again")
         grad_hidden, grad_weight = ctx.grads
         # Without our reference, autograd can keep these buffers instead of copying them.
         ctx.grads = None
