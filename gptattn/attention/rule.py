@@ -54,12 +54,12 @@ class Span:
     def of(self, x_BHN: Tensor) -> Tensor:
         """Return this block's part of x, which has one value per query (or key) of `attend`.
 
-        B and H may be 1. The shape is [B, H, n, 1] for queries, [B, H, 1, n] for keys.
+        B and H can be 1. The shape is [B, H, n, 1] for queries, [B, H, 1, n] for keys.
         """
         return x_BHN[..., self.where].unsqueeze(self.across)
 
 
-# (queries, keys) -> the bias on their scores: [B, H, T, S], any size may be 1; -inf hides.
+# (queries, keys) -> the bias on their scores: [B, H, T, S], any size can be 1; -inf hides.
 Bias = Callable[[Span, Span], Tensor]
 
 

@@ -129,7 +129,7 @@ class SoftmaxAttention(Attention):
         self.position = position
 
     def project_out(self, present: bool, bias: bool) -> nn.Linear | None:
-        """Return the output projection; ValueError if the heads' width needs one and has none."""
+        """Return the output projection. Raises ValueError if d_out needs one and has none."""
         width = self.num_heads * self.head_dim
         if present:
             return Linear(width, self.d_out, bias=bias)

@@ -10,7 +10,7 @@ from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.settings.config import Spec, TrainConfig
 
-TOLERANCE = 1e-4  # of hidden states, whose size is about 1
+TOLERANCE = 1e-4  # for hidden states, which are of size 1 or so
 
 
 def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:

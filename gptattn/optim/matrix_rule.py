@@ -67,7 +67,7 @@ class CombinedAdamW(torch.optim.AdamW):
                 self.state[p] = {"step": step, **self.rule.new_state(p)}
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
-        if matrices:  # a list at a time: on a GPU one kernel each
+        if matrices:  # a list per call: one kernel each on a GPU
             torch.ops.aten._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
             torch.ops.aten._foreach_sub_(matrices, directions, alpha=group["lr"])
             torch.ops.aten._foreach_add_([self.state[p]["step"] for p in matrices], 1)
