@@ -62,7 +62,7 @@ class ForeignAttention(Attention):
         """Return the FLOPs over S tokens, without the weights of Linear layers.
 
         torch counts matrix products and convolutions. In attention, the pairs that
-        `F.scaled_dot_product_attention(..., is_causal=True)` hides don't count; those a mask hides do.
+        `F.scaled_dot_product_attention(..., is_causal=True)` hides don't count; a mask's do.
         """
         count = getattr(self.module, "flops", None)
         if count is not None:
