@@ -81,7 +81,7 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def flops(self, T: int, S: int) -> int:
-        """Return the FLOPs of one row's scores and weighted sums, for the last T of S tokens.
+        """Return one row's FLOPs of scores and weighted sums; queries are the last T of S tokens.
 
         T = S counts the training form, T < S the decoding form. A multiply-add is two FLOPs, and
         only pairs that the mask allows count. Projections are left out: they are counted from their
@@ -219,7 +219,7 @@ class HasHeads(Attention):
         for key, names in self.places_of_heads().items():
             new, old, what = getattr(weights, key), getattr(current, key), LAYOUT[key][1]
             if (new is None) != (old is None):
-                raise ValueError(f"only one of the modules has a {what}; build both the same way")
+                raise ValueError(f"only one of the modules has the {what}; build both the same way")
             if new is None:
                 continue
             if new.shape != old.shape:

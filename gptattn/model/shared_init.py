@@ -51,8 +51,8 @@ class DrawnByName(TorchFunctionMode):
         if not torch.equal(self._before, torch.get_rng_state()):
             raise ConfigError(
                 "shared_init",
-                "works only if all layers draw their weights with normal_ or uniform_, and one of "
-                "these doesn't; leave it out",
+                "works only if all layers draw their weights with normal_ or uniform_, but one of "
+                "them doesn't; leave it out",
             )
 
 
