@@ -3,14 +3,14 @@
 import errno
 import re
 
-# Texts of torch's out-of-memory errors, most of which have no class of their own.
+# Texts of torch's out-of-memory errors; most have no exception class.
 NO_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
-# What a JSON file can raise that was half-written or edited by hand.
+# What reading a half-written or hand-edited JSON file can raise.
 DAMAGE = (
     *(OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError),
-    RecursionError,  # of deeply nested brackets
+    RecursionError,  # from deeply nested brackets
 )
 
 
@@ -24,7 +24,7 @@ class UserError(Exception):
         self.field, self.message = field, message
 
     def __reduce__(self) -> tuple[type["UserError"], tuple[str, str]]:
-        # From a worker process it comes back as it was raised.
+        # Unpickled from a worker process, it is the error that the worker raised.
         return type(self), (self.field, self.message)
 
 
@@ -59,7 +59,7 @@ class RunFolderError(UserError):
 
 
 class SweepError(UserError):
-    """Failed runs of a sweep; the exit code is that of the first one."""
+    """Runs of a sweep that failed; the exit code comes from the first one."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__("sweep", message)

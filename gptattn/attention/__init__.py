@@ -1,9 +1,9 @@
 """Attention mechanisms, their caches, and `attend()`, which turns scores into outputs.
 
-Start reading at `base.py`, the contract, and `SoftmaxAttention.forward`; `variants/` has a file per
-mechanism, `parts/` one per part. Each file in `conf/attn` names its mechanism's class, so a new one
-needs no line here: a class without one is looked up in those two folders. It may import `position`
-and what comes before it.
+Start reading at `base.py`, the contract, and `SoftmaxAttention.forward`. `variants/` has one file
+per mechanism, `parts/` one per part. A new mechanism needs no line here: its file in `conf/attn`
+names its class, and classes that aren't imported here are looked up in those two folders. This
+package may import `position` and what comes before it.
 """
 
 import re
@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     files = sorted(Path(__file__).parent.glob("*/*.py"))
-    found = [re.findall(r"^class ([A-Z]\w*)", file.read_text("utf-8"), re.M) for file in files]
-    return sorted({*globals(), *(name for names in found for name in names)})
+    classes = [re.findall(r"^class ([A-Z]\w*)", file.read_text("utf-8"), re.M) for file in files]
+    return sorted({*globals(), *(name for names in classes for name in names)})

@@ -1,6 +1,6 @@
-"""The contract that every attention mechanism keeps, and the legend of shape letters.
+"""The contract for every attention mechanism, and the shape letters.
 
-Letters, one per axis, in tensor names and in einsum alike:
+One letter per axis, in tensor names and in einsum:
 
     B batch    T query tokens    S key tokens (S >= T with a cache)    E model width
     H query heads    G key/value heads (groups)    R = H / G    D head size
@@ -26,18 +26,18 @@ Masks = Mapping[Reach, BlockMask]
 
 @dataclass
 class Shared:
-    """Shared state of the layers: what a forward pass carries besides the stream x [B, T, E].
+    """State that layers share: what a forward pass carries besides the stream x [B, T, E].
 
-    A layer may put what later layers need (its keys or values) into `state`, under a name it
-    chooses; in a model it finds there what it `needs`. Where `losses` is given, as in training, a
-    layer with a loss of its own appends that, a scalar, under its name; whoever trains adds all. A
-    layer with backend=flex finds its block mask in `masks`, or computes as sdpa; None: it makes
-    one. Parts find their layer's cache in `cache`.
+    `state`: a layer stores what later layers need (keys or values) under a name of its choice, and
+    reads what it `needs`. `losses`: in training, a layer with its own loss appends it, a scalar,
+    under the loss's name; the training loop adds them up. `masks`: a layer with backend=flex takes
+    its block mask from here, and falls back to sdpa if it isn't there; None: the layer makes one.
+    `cache`: the layer's cache, for its parts.
     """
 
-    positions: Positions  # of the T tokens; Documents if rows hold several, kept apart
+    positions: Positions  # of the T tokens; Documents keeps several in a row apart
     state: dict[str, Any] = field(default_factory=dict)
-    losses: dict[str, list[Tensor]] | None = None  # None: nobody asks for them
+    losses: dict[str, list[Tensor]] | None = None  # None: not wanted
     masks: Masks | None = None
     cache: Cache | None = None
 
@@ -46,22 +46,22 @@ class Attention(nn.Module, ABC):
     """Causal self-attention: x [B, T, d_in] -> y [B, T, d_out], T <= context_length.
 
     Parameters are counted from `parameters()`, cache bytes from `new_cache` on the meta device.
-    Abilities that only some mechanisms have are protocols: `HasMaps`, `HasHeads`.
+    Optional abilities have their own classes: `HasMaps`, `HasHeads`.
     """
 
-    knows_order: ClassVar[bool] = False  # needs no position encoding, and takes none
+    knows_order: ClassVar[bool] = False  # works without a position encoding, and takes none
     keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
-    decodes_from_cache: ClassVar[bool] = True  # False: it reads the whole prefix again
-    stops_gradient: ClassVar[bool] = False  # on purpose, as before a choice or when rounding
-    shares_freely: ClassVar[bool] = False  # no later layer has to take what it `provides`
-    plain_backend: ClassVar[str] = ""  # what `auto` is on a CPU; "": it has no backends
+    decodes_from_cache: ClassVar[bool] = True  # False: each step reruns the whole prefix
+    stops_gradient: ClassVar[bool] = False  # on purpose, as before choosing or rounding
+    shares_freely: ClassVar[bool] = False  # later layers can ignore what it `provides`
+    plain_backend: ClassVar[str] = ""  # what `auto` means on a CPU; "": it has none
     d_in: int
     d_out: int
     context_length: int
 
     @property
     def title(self) -> str:
-        """The name of the mechanism in messages."""
+        """The mechanism's name in messages."""
         return type(self).__name__
 
     @abstractmethod
@@ -81,36 +81,36 @@ class Attention(nn.Module, ABC):
 
     @abstractmethod
     def flops(self, T: int, S: int) -> int:
-        """Return the FLOPs of one row's scores and weighted sums: T queries, the last of S tokens.
+        """Return one row's FLOPs of scores and weighted sums; queries are the last T of S tokens.
 
-        T = S counts the form that runs in training, T < S the form that decodes. A multiply-add is
-        two, and only pairs that the mask allows count. Projections are left out: they are counted
-        from their weights.
+        T = S counts the training form, T < S the decoding form. A multiply-add is two FLOPs, and
+        only pairs that the mask allows count. Projections are left out: they are counted from their
+        weights.
         """
 
     def provides(self) -> dict[str, str]:
-        """Return what it puts into `Shared.state`: name -> the sizes that later layers rely on."""
+        """Return the names that it stores in `Shared.state`, with the sizes that readers need."""
         return {}
 
     def needs(self) -> dict[str, str]:
-        """Return what it reads from `Shared.state`, as an earlier layer's `provides` gives it."""
+        """Return the names that it reads from `Shared.state`, with sizes, as in `provides`."""
         return {}
 
     def make_masks(self, x_BTE: Tensor, positions: Positions) -> Masks:
-        """Return the block masks that it looks for in `Shared.masks`; x shows T and the device."""
+        """Return the block masks that it looks up in `Shared.masks`; x gives T and the device."""
         return {}
 
     def choose_backend(
         self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
     ) -> tuple[str, str]:
-        """Return what `auto` is on a GPU for x and this type of products; why no faster backend."""
+        """Return `auto`'s backend on a GPU, for products in `dtype`, and why it isn't faster."""
         return self.plain_backend, ""
 
     def initialise(self, std: float) -> None:
         """Draw the weights as the mechanism's paper does; called once, without gradients.
 
         By default every Linear weight is drawn from N(0, std), as in GPT-2, and biases are 0. Other
-        parameters keep the values that the constructor gave them.
+        parameters keep their values from the constructor.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -119,14 +119,14 @@ class Attention(nn.Module, ABC):
                     module.bias.zero_()
 
     def residual_writer(self) -> nn.Linear | None:
-        """Return the layer that writes to the residual stream, or None: by default `out_proj`.
+        """Return the layer that writes to the residual stream, by default `out_proj`, or None.
 
         The model draws that layer's weights with a smaller std.
         """
         return getattr(self, "out_proj", None)
 
     def begin(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Shared:
-        """Return `shared`; if it is None, one whose positions follow the cache.
+        """Return `shared` or, if it is None, a new one with the positions that follow the cache.
 
         Raises ValueError past `context_length`, and for documents that cannot be kept apart.
         """
@@ -141,9 +141,7 @@ class Attention(nn.Module, ABC):
             return Shared(range(start, stop))
         if isinstance(shared.positions, Documents) and not (cache is None and self.keeps_documents):
             which = self.title if cache is None else "a cache"
-            raise ValueError(
-                f"documents: {which} cannot keep a row's documents apart; leave them out"
-            )
+            raise ValueError(f"documents: {which} cannot keep documents apart; pass one per row")
         return shared
 
 
@@ -152,13 +150,13 @@ class HasMaps(Protocol):
     """An attention that can show its attention weights."""
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        """Return the weights [B, H, T, T], by the reference path whatever the backend."""
+        """Return the weights [B, H, T, T], always computed by the reference path."""
         ...
 
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """One layer's weights in the canonical per-head layout, through which variants exchange them.
+    """One layer's weights by head: the common layout in which variants exchange weights.
 
     Query head h reads key/value head h // (H / G). A missing bias or output projection is None.
     """
@@ -187,7 +185,7 @@ LAYOUT = {
 
 
 class HasHeads(Attention):
-    """An attention whose layers W_query, W_key, W_value and out_proj can be `HeadWeights`."""
+    """An attention that exports and loads its four projections as `HeadWeights`."""
 
     head_dim: int
 
@@ -196,37 +194,37 @@ class HasHeads(Attention):
         return [""]
 
     def places_of_heads(self) -> dict[str, list[str]]:
-        """Return which `state_dict()` keys hold each field of `HeadWeights`; none if it is None."""
-        own, places = self.state_dict().keys(), {}
+        """Return the `state_dict()` keys of each field of `HeadWeights`; none if it is None."""
+        stored, places = self.state_dict().keys(), {}
         for key, (name, _) in LAYOUT.items():
             modules = [""] if name.startswith("out_proj") else self.modules_of_heads()
-            places[key] = [module + name for module in modules if module + name in own]
+            places[key] = [module + name for module in modules if module + name in stored]
         return places
 
     def export_heads(self) -> HeadWeights:
-        """Return a copy of the weights in the canonical layout."""
-        found: dict[str, Any] = {}
+        """Return a copy of the weights by head."""
+        fields: dict[str, Any] = {}
         for key, names in self.places_of_heads().items():
             if names:
-                found[key] = torch.cat([self.get_parameter(name).detach() for name in names])
+                fields[key] = torch.cat([self.get_parameter(name).detach() for name in names])
                 if key != "out_bias_E":
                     axis = 1 if key == "out_EHD" else 0
-                    found[key] = found[key].unflatten(axis, (-1, self.head_dim))
-        return HeadWeights(**found)
+                    fields[key] = fields[key].unflatten(axis, (-1, self.head_dim))
+        return HeadWeights(**fields)
 
     @torch.no_grad()
     def load_heads(self, weights: HeadWeights) -> None:
-        """Copy canonical weights into this module. Raises ValueError if they do not fit."""
-        own = self.export_heads()
+        """Copy these weights into the module. Raises ValueError if they do not fit."""
+        current = self.export_heads()
         for key, names in self.places_of_heads().items():
-            new, old, what = getattr(weights, key), getattr(own, key), LAYOUT[key][1]
+            new, old, what = getattr(weights, key), getattr(current, key), LAYOUT[key][1]
             if (new is None) != (old is None):
-                raise ValueError(f"{what} is present on one side only; build both modules alike")
+                raise ValueError(f"only one of the modules has the {what}; build both the same way")
             if new is None:
                 continue
             if new.shape != old.shape:
                 raise ValueError(
-                    f"{what} has shape {list(new.shape)}, this module needs {list(old.shape)}"
+                    f"{what} has shape {list(new.shape)}, but this module needs {list(old.shape)}"
                 )
             for name, part in zip(names, new.chunk(len(names)), strict=True):
                 parameter = self.get_parameter(name)
@@ -239,24 +237,24 @@ def divisors(n: int) -> list[int]:
 
 
 def window_of(window: float | None, context_length: int, name: str = "window") -> int | None:
-    """Return the window in tokens; a share of the context, below 1, is rounded up.
+    """Return the window in tokens. A share of the context, below 1, is rounded up.
 
-    Raises ValueError, naming the argument `name`, if it is not from 1 to context_length.
+    Raises ValueError, naming the argument `name`, unless the result is 1 to context_length.
     """
     if isinstance(window, float) and 0 < window < 1:
         return math.ceil(round(window * context_length, 9))  # 0.07 * 100 is 7.000000000000001
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
             f"{name}={window} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, the token itself included, or a share of the context below 1"
+            f"{context_length} tokens, itself included, or a share of the context below 1"
         )
     return window
 
 
 def rank_of(name: str, rank: float, width: int, most: int) -> int:
-    """Return the rank; a share of the width is rounded to a multiple of 8 if `most` allows.
+    """Return the rank. A share of the width is rounded to a multiple of 8 if `most` allows.
 
-    Raises ValueError, naming the argument `name`, if it is not from 1 to `most`.
+    Raises ValueError, naming the argument `name`, unless the result is 1 to `most`.
     """
     if isinstance(rank, float) and 0 < rank < 1:
         return min(most, max(8, 8 * round(rank * width / 8)))
@@ -273,10 +271,10 @@ def check_sizes(d_out: int, num_heads: int, num_kv_heads: int) -> None:
     if num_heads < 1 or d_out % num_heads:
         raise ValueError(
             f"num_heads={num_heads} must divide d_out={d_out} (the model's width); "
-            f"one of {divisors(d_out)}"
+            f"use one of {divisors(d_out)}"
         )
     if num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(
             f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
-            f"one of {divisors(num_heads)}"
+            f"use one of {divisors(num_heads)}"
         )

@@ -1,8 +1,8 @@
 """What a layer keeps between steps, in preallocated tensors that the caller owns.
 
-An attention writes to its cache and reads from it. The caller advances it once per step, so that
-the layers of a model share one step. `TokenCache` has an entry per token (keys and values, or a
-latent), and may keep only the first tokens and the newest. `BlockCache` has one per block, too.
+An attention writes to its cache and reads from it. The caller advances it once per step, so all
+layers of a model take that step together. `TokenCache` has one entry per token (keys and values, or
+a latent) and can keep only the first and the newest tokens. `BlockCache` adds entries per block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from gptattn.position.base import Positions
 class Cache:
     """Named tensors of one layer; `length` counts the tokens that the layer has seen.
 
-    Used directly, it suits a state of constant size, which the layer updates in `tensors`, or a
+    Use it directly for a state of constant size, which the layer updates in `tensors`, or for a
     layer without state.
     """
 
@@ -71,7 +71,7 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept for each token: `heads` rows of `size` numbers; `wide`: in float32 or wider."""
+    """What a cache keeps per token: `heads` rows of `size` numbers; `wide`: in float32 or wider."""
 
     heads: int
     size: int
@@ -81,16 +81,16 @@ class Entry:
 class TokenCache(Cache):
     """Named tensors [batch, ..., capacity, size] with one entry per token.
 
-    With a `window`, only its newest tokens are kept, in a ring of `window` places; a step may bring
-    more tokens than that, and `write` returns all of them. Positions in a row go up by one per
-    token; entries before a row's first token are left padding.
+    `window`: keep only the newest tokens, in a ring of `window` slots. A step can bring more tokens
+    than that; `write` returns all of them. Positions in a row go up by one per token; entries
+    before a row's first token are left padding.
 
-    sinks: as many first tokens stay, beside the ring of the newest. Tokens keep their positions in
-    the text: rotary keys are kept rotated, and ALiBi counts true distances. So only the missing
-    keys differ from a full cache. The paper renumbers the tokens in the cache, which streaming
-    beyond the trained length needs; within it, that would change distances that the model knows.
-    Once the places are full, `write` takes one token at a time, because earlier tokens of a longer
-    step would still see what it overwrites.
+    `sinks`: also keep this many first tokens, next to the ring. Tokens keep their positions in the
+    text: rotary keys stay rotated, and ALiBi counts true distances, so the only difference from a
+    full cache is the missing keys. The paper renumbers the cached tokens, which streaming beyond
+    the trained length needs; within it, that would change distances that the model knows. Once the
+    slots are full, `write` takes one token at a time: a longer step would overwrite entries that
+    its first tokens still see.
 
     Source of the sinks: Xiao et al. 2023 (StreamingLLM), arXiv:2309.17453, sec. 3.2.
     """
@@ -106,25 +106,25 @@ class TokenCache(Cache):
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
     ) -> tuple[dict[str, Tensor], Positions]:
-        """Append T tokens: `new` holds their entries by the names of the tensors.
+        """Append T tokens; `new` maps the tensors' names to the tokens' entries.
 
-        Returns all entries that these tokens may see, by name, and their positions. The entries are
-        views of the cache, or a copy if this step overwrites places of the ring that its first
-        tokens still see. Raises ValueError for wrong sizes, for more tokens than the capacity, or
-        for a range that does not continue after the tokens held.
+        Returns all entries that these tokens can see, by name, and their positions. The entries are
+        views of the cache, or a copy if this step overwrites slots of the ring that its first
+        tokens still see. Raises ValueError for wrong sizes, for more tokens than the capacity, and
+        for a range that doesn't continue from the cached tokens.
         """
         tokens = next(iter(new.values())).shape[-2]
         start, stop = self.length, self.length + tokens
         if isinstance(positions, range) and positions.start != start:
-            raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
+            raise ValueError(f"positions start at {positions.start}, but the next one is {start}")
         if stop > self.capacity and self.capacity != (self.window or 0) + self.sinks:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
-        # `index` is the number of each token that is returned.
+        # `index` numbers the tokens that are returned.
         if stop > self.capacity and tokens > 1:
             held, index = self._overwrite(new, start, stop)
         else:
             for name, x in new.items():
-                self.tensors[name].narrow(-2, self._place(start), tokens).copy_(x)
+                self.tensors[name].narrow(-2, self._slot(start), tokens).copy_(x)
             filled = min(stop, self.capacity)
             held = {name: self.tensors[name].narrow(-2, 0, filled) for name in new}
             index = range(stop) if stop <= self.capacity else self._index(stop)
@@ -138,57 +138,58 @@ class TokenCache(Cache):
         return held, (index - padding_B1).clamp_min(-1)
 
     def newest(self, name: str) -> Tensor:
-        """Return the entry [batch, ..., 1, size] of the last token, of which there is at least one.
+        """Return the last token's entry [batch, ..., 1, size]; the cache must not be empty.
 
-        It is a view: a later step may overwrite it.
+        It is a view: a later step can overwrite it.
         """
-        return self.tensors[name].narrow(-2, self._place(self.length - 1), 1)
+        return self.tensors[name].narrow(-2, self._slot(self.length - 1), 1)
 
     def _overwrite(
         self, new: Mapping[str, Tensor], start: int, stop: int
     ) -> tuple[dict[str, Tensor], range | Tensor]:
-        """Write several tokens past the ring's end; return what they see, and its token numbers."""
+        """Write tokens past the ring's end; return the entries that they see, and their numbers."""
         if self.sinks:
             raise ValueError(f"{stop - start} tokens at once; a full cache with sinks takes one")
-        # The first query may see an entry that the last token overwrites: read before writing.
+        # The first query can see an entry that the last token overwrites: read before writing.
         old = min(start, self.capacity)
         held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}
         index: range | Tensor = range(stop)
         if start > self.capacity:
             index = torch.cat([self._index(start), torch.arange(start, stop, device=self.device)])
-        kept = min(stop - start, self.capacity)
-        places = torch.arange(stop - kept, stop, device=self.device) % self.capacity
+        count = min(stop - start, self.capacity)
+        slots = torch.arange(stop - count, stop, device=self.device) % self.capacity
         for name, x in new.items():
             tensor = self.tensors[name]
-            tensor.index_copy_(-2, places, x[..., -kept:, :].to(tensor.dtype))
+            tensor.index_copy_(-2, slots, x[..., -count:, :].to(tensor.dtype))
         return held, index
 
-    def _place(self, token: int) -> int:
-        """Return where the token of this number lies, or lay."""
+    def _slot(self, token: int) -> int:
+        """Return the slot that the token of this number has, or had."""
         if token < self.capacity:
             return token
         return self.sinks + (token - self.sinks) % (self.capacity - self.sinks)
 
     def _index(self, stop: int) -> Tensor:
-        """Return the token number in each place of a full cache after `stop` tokens."""
-        place, newest = torch.arange(self.capacity, device=self.device), stop - 1
-        number = newest - (newest - place) % (self.capacity - self.sinks)
-        return torch.where(place < self.sinks, place, number) if self.sinks else number
+        """Return the token number in each slot of a full cache after `stop` tokens."""
+        slot, newest = torch.arange(self.capacity, device=self.device), stop - 1
+        number = newest - (newest - slot) % (self.capacity - self.sinks)
+        return torch.where(slot < self.sinks, slot, number) if self.sinks else number
 
 
 Compress = Callable[[Mapping[str, Tensor], Tensor, Tensor], Mapping[str, Tensor]]
 
 
 def count_blocks(tokens: int, block: int, stride: int) -> int:
-    """Return how many blocks of `block` tokens, one every `stride`, are complete."""
+    """Return how many blocks of `block` tokens, one starting every `stride`, are complete."""
     return max(0, (tokens - block) // stride + 1)
 
 
 class BlockCache(TokenCache):
-    """A `TokenCache` with more tensors, of which some have an entry per block of tokens.
+    """A `TokenCache` with more tensors, some of them with one entry per block of tokens.
 
-    Block i begins with token i * stride of a row, padding left out. Its entry is written when its
-    last token has come; the last place, for others, is not read. Tails keep block - 1 tokens.
+    Block i begins at token i * stride of a row, padding not counted. Its entry is written when its
+    last token arrives. Blocks that aren't complete write to the last slot, which is never read.
+    Tails keep the last block - 1 tokens.
     """
 
     def write_blocks(
@@ -196,8 +197,9 @@ class BlockCache(TokenCache):
     ) -> Tensor:
         """Append T tokens, by the names of their tails, and write the blocks that they complete.
 
-        Returns which token of a row ends each block, [batch or 1, blocks], -1 until it has come;
-        there is at least one. `compress` gets its place in the tokens given, and its position.
+        Returns the index of each block's last token in its row, [batch or 1, blocks], -1 until that
+        token arrives; there is at least one block. `compress` gets the tails with the new tokens,
+        and each last token's index among them, and its position.
         """
         tokens, tail = (of[next(iter(new))].shape[2] for of in (new, self.tensors))
         start, stop = self.length, self.length + tokens
@@ -212,12 +214,12 @@ class BlockCache(TokenCache):
             first_B1 = ((start - padding_B1 - tail - 1) // stride + 1).clamp_min(0)
             number_BN = first_B1 + torch.arange(-(-tokens // stride), device=self.device)
             last_BN = number_BN * stride + tail
-            come_BN = last_BN + padding_B1 < stop
-            place_BN = (last_BN + padding_B1 - start + tail).where(come_BN, -1)
-            for name, x in compress(seen, place_BN, last_BN.where(come_BN, -1)).items():
-                to_BN = number_BN.where(come_BN, self.tensors[name].shape[2] - 1)
-                to_BHNX = to_BN[:, None, :, None].expand(x.shape)
-                self.tensors[name].scatter_(2, to_BHNX, x.to(self.tensors[name].dtype))
+            done_BN = last_BN + padding_B1 < stop
+            index_BN = (last_BN + padding_B1 - start + tail).where(done_BN, -1)
+            for name, x in compress(seen, index_BN, last_BN.where(done_BN, -1)).items():
+                slot_BN = number_BN.where(done_BN, self.tensors[name].shape[2] - 1)
+                slot_BHNX = slot_BN[:, None, :, None].expand(x.shape)
+                self.tensors[name].scatter_(2, slot_BHNX, x.to(self.tensors[name].dtype))
         end_BN = torch.arange(max(1, after), device=self.device) * stride + tail + padding_B1
         return end_BN.where(end_BN < stop, -1)
 
@@ -233,14 +235,14 @@ def new_token_cache(
 ) -> TokenCache:
     """Return an empty cache of these entries per token, each [batch, heads, capacity, size].
 
-    With a window, the capacity is at most the window and the sinks.
+    With a window, the capacity is at most window + sinks.
     """
-    places = capacity if window is None else min(capacity, window + sinks)
+    slots = capacity if window is None else min(capacity, window + sinks)
     wide = torch.promote_types(dtype, torch.float32)
-    # Uninitialised: a place is only read after it was written.
+    # Uninitialised: a slot is read only after it is written.
     tensors = {
         name: torch.empty(
-            (batch, entry.heads, places, entry.size),
+            (batch, entry.heads, slots, entry.size),
             dtype=wide if entry.wide else dtype,
             device=device,
         )

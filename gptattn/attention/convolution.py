@@ -1,4 +1,4 @@
-"""A causal depthwise convolution over a few tokens, with a cache and for documents in a row."""
+"""A causal depthwise convolution over a few tokens, with a cache and documents kept apart."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ from gptattn.position.base import Documents, Positions
 class ShortConvolution(nn.Module):
     """y[t] = sum over i of weight[i] x[t - size + 1 + i], per channel, plus a bias if it has one.
 
-    Letters: C channels, K = size. All are drawn as torch draws those of a depthwise Conv1d. In a
-    cache its last inputs have the name `tail`.
+    Letters: C channels, K = size. Weights and bias start as in torch's depthwise Conv1d. The cache
+    keeps the last inputs under the name `tail`.
     """
 
     def __init__(self, channels: int, size: int, bias: bool = False, tail: str = "tail") -> None:
         super().__init__()
         self.size, self.tail, bound = size, tail, size**-0.5
-        # With torch's axis of 1, so it is not a matrix.
+        # Keeps torch's axis of 1, so that it doesn't count as a matrix.
         self.weight_C1K = nn.Parameter(torch.empty(channels, 1, size).uniform_(-bound, bound))
         self.bias_C = nn.Parameter(torch.empty(channels).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x_BTC: Tensor, cache: Cache | None, positions: Positions) -> Tensor:
-        """Return y [B, T, C], of x and the size - 1 inputs before it: the cache's, or 0.
+        """Return y [B, T, C] from x and the size - 1 inputs before it, from the cache or 0.
 
-        Missing tokens are 0, and so are those of another document.
+        Padding counts as 0, and so do tokens of another document.
         """
         T, outside = x_BTC.shape[1], None
         if isinstance(positions, Tensor):
@@ -47,11 +47,11 @@ class ShortConvolution(nn.Module):
 
 
 class SumOfTaps(torch.autograd.Function):
-    """y[t] = sum over i of weight[i] x[t + i], with gradients that are summed in place.
+    """y[t] = sum over i of weight[i] x[t + i], with gradients summed in place.
 
-    x [B, T + K - 1, C], weight [C, K] -> y [B, T, C]; `outside` [K, B, T, 1] is True for x[t + i]
-    of another document. Training takes 0.3 times the time of the same sum by autograd, whose
-    gradient of every slice is as large as x, and a layer of Gated DeltaNet 0.85 times.
+    x [B, T + K - 1, C], weight [C, K] -> y [B, T, C]; `outside` [K, B, T, 1] is True where x[t + i]
+    is in another document. Autograd allocates a gradient of x's size per slice; compared with that,
+    training the sum takes 0.3 times as long, and a layer of Gated DeltaNet 0.85 times.
     """
 
     @staticmethod

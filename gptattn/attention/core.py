@@ -1,9 +1,9 @@
 """attend(): the single place where scores become outputs.
 
 The backend `reference` is the definition: plain, readable, right in float64. The others must agree
-with it in outputs and gradients. `sdpa` never holds all T x S scores: torch's fused attention does
-what it can, blocks of queries do the rest. `flex` compiles the rule into one kernel on a GPU, and
-decodes as `sdpa` does. In a layer, `auto` is `sdpa`, until `choose_backend` says more.
+with it in outputs and gradients. `sdpa` never holds all T x S scores: it uses torch's fused
+attention where it can, and blocks of queries elsewhere. `flex` compiles the rule into one GPU
+kernel, and decodes with `sdpa`. In a layer, `auto` means `sdpa` until `choose_backend` decides.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,20 +30,20 @@ from gptattn.position.base import Documents, Positions
 
 Backend = Literal["auto", "reference", "sdpa", "flex"]
 
-# Weights [B, H, T, S] -> what the values are summed with: [B, H, T, S], or fewer heads.
+# Weights [B, H, T, S] -> the weights that sum the values: [B, H, T, S], or fewer heads.
 Blend = Callable[[Tensor], Tensor]
 
-BLOCK = 128  # queries at a time, where a mask or scores must be held in memory
+BLOCK = 128  # queries at a time, where a mask or scores must be in memory
 
-GPUS = ("cuda",)  # on a CPU, where layers are checked, flex has no gradients
+GPUS = ("cuda",)  # no CPU: layers are checked there, and flex has no gradients there
 
-# cuDNN's kernel, which torch prefers on Hopper, may round dropout to sixteenths and makes a plan
-# for every shape: while decoding, for every token (pytorch#174245, transformers#48163).
+# torch prefers cuDNN's kernel on Hopper. It may round dropout to sixteenths, and makes a plan for
+# every shape: one per token while decoding (pytorch#174245, transformers#48163).
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def is_gpu(x: Tensor) -> bool:
-    """Return whether x is on a device with kernels that fuse scores and what changes them."""
+    """Return whether x is on a device with kernels that fuse scores and changes to them."""
     return x.device.type in GPUS
 
 
@@ -62,32 +62,32 @@ def attend(
 ) -> Tensor:
     """Return attention outputs [B, H, T, D of v] under `rule`; zeros for a query that sees no key.
 
-    Each of the G key/value heads is read by H / G query heads.
+    H / G query heads read each of the G key/value heads.
 
     `q_pos` and `k_pos` are the positions of the T queries and S keys: ranges, which are fastest
-    because the host knows their values, or tensors, in any order, where -1 marks an entry without a
-    token, or the same `Documents`, which do not see each other. By default T = S, and both count
-    from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
-    changes the weights after that; where it leaves fewer heads, outputs have that many, and v's
-    heads divide them. flex makes its block mask, or finds it in `masks`; where those lack it, it
-    computes as sdpa. Raises ValueError if the numbers of positions and tokens differ.
+    because the host knows their values; tensors, in any order, with -1 for an entry without a
+    token; or one `Documents` for both, which keeps documents apart. By default T = S, and both
+    count from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
+    changes the weights after that. If it returns fewer heads, outputs have that many, and v's heads
+    must divide them. flex takes its block mask from `masks`, and computes as sdpa if it isn't
+    there; without `masks` it makes one. Raises ValueError if positions and tokens differ in number.
     """
     T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
     query, key = place(q_pos, k_pos, T, S, q_BHTD.device)
     same_tokens = T == S and are_newest(query, key)
     if backend == "flex" and blend is None:
         check_flex(rule, dropout)
-        # Positions change with each step of decoding, and a kernel would with them.
+        # Positions change at each decoding step, and each change would need a new kernel.
         if same_tokens and is_gpu(q_BHTD):
             reach = rule.window, rule.chunk
             at = query.positions, query.device
             mask = make_block_mask(T, reach, *at) if masks is None else masks.get(reach)
             if mask is not None:
                 return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, mask)
-    # On a CPU fused attention holds all T x S weights with dropout, or for values of another size.
+    # On a CPU, fused attention holds all T x S weights with dropout, or for values of another size.
     holds_weights = on_cpu and (dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3])
     fuses = blend is None and not rule.changes_scores and not holds_weights
-    # One query's scores fit in memory: the definition itself decodes.
+    # One query's scores fit in memory, so decoding uses the definition itself.
     if backend == "reference" or (T == 1 and not fuses):
         return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, blend)
     at = query.positions
@@ -96,12 +96,12 @@ def attend(
         sees_all_past = at.stop <= rule.chunk
     if fuses and same_tokens and sees_all_past:
         return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, is_causal=True)
-    # BLOCK queries at a time hold BLOCK x S scores, and skip keys that no query of a block sees.
+    # A block of queries holds BLOCK x S scores, and skips keys that none of its queries sees.
     blocks = []
     for q, k, v, q_span, k_span in split_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, query, key):
         if fuses:
             y = by_sdpa(q, k, v, rule, dropout, q_span, k_span)
-        elif torch.is_grad_enabled() and T > BLOCK:  # backward computes a block's scores again
+        elif torch.is_grad_enabled() and T > BLOCK:  # backward recomputes a block's scores
             drops = dropout > 0  # and must drop the same weights
             call = by_scores, q, k, v, rule, dropout, q_span, k_span, blend
             y = checkpoint(*call, use_reentrant=False, preserve_rng_state=drops)
@@ -139,23 +139,23 @@ def by_sdpa(
     key: Span,
     is_causal: bool = False,
 ) -> Tensor:
-    """Return attention outputs by torch's fused attention, for a rule without changed scores.
+    """Return attention outputs by torch's fused attention, for a rule that doesn't change scores.
 
-    Queries see their keys through a mask or, with `is_causal`, all of the past.
+    A mask says which keys a query sees; with `is_causal`, it sees its whole past.
     """
-    on_cpu, mask, lost = q_BHTD.device.type == "cpu", None, None
+    on_cpu, mask, blind = q_BHTD.device.type == "cpu", None, None
     if not is_causal:
         mask = visible(rule, query, key)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.
         if mask is not None and not on_cpu and not are_newest(query, key):
-            lost = ~mask.any(dim=-1, keepdim=True)
-            mask = mask | lost
+            blind = ~mask.any(dim=-1, keepdim=True)
+            mask = mask | blind
     shared = k_BGSD.shape[1] != q_BHTD.shape[1]
     unusual = q_BHTD.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
     unusual = unusual or q_BHTD.shape[3] != v_BGSD.shape[3]
     if shared and unusual and q_BHTD.device.type == "cuda":
-        # There torch 2.11 may have no fused kernel for shared heads, and hold all T x S scores.
+        # torch 2.11 may lack a fused kernel for shared heads here, and hold all T x S scores.
         R, shared = q_BHTD.shape[1] // k_BGSD.shape[1], False
         k_BGSD, v_BGSD = k_BGSD.repeat_interleave(R, 1), v_BGSD.repeat_interleave(R, 1)
     trains = is_causal and torch.is_grad_enabled() and dropout == 0
@@ -170,24 +170,24 @@ def by_sdpa(
             scale=rule.scale,
             enable_gqa=shared,
         )
-    return y_BHTD if lost is None else y_BHTD.masked_fill(lost, 0.0)
+    return y_BHTD if blind is None else y_BHTD.masked_fill(blind, 0.0)
 
 
 def split_in_blocks(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, query: Span, key: Span
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Span, Span]]:
-    """Yield BLOCK queries at a time, the keys and values that they may see, and where both stand.
+    """Yield BLOCK queries at a time, the keys and values that they can see, and the spans of both.
 
-    The gradient of a slice is as large as the whole, so with a window, time per token would grow
-    with T: where that trains, keys and values are split too, and joined again for each block. For
-    one layer of GPT-2 small with a window of 256, that takes 0.4 times the time at T = 16,384.
+    A slice's gradient is as large as the whole tensor, so with a window, training time per token
+    would grow with T. There, keys and values are split too, and joined again for each block. One
+    layer of GPT-2 small with a window of 256 then takes 0.4 times as long at T = 16,384.
     """
-    T, S, known = q_BHTD.shape[2], k_BGSD.shape[2], are_newest(query, key)
+    T, S, newest = q_BHTD.shape[2], k_BGSD.shape[2], are_newest(query, key)
     splits = rule.window is not None and T > BLOCK and torch.is_grad_enabled()
     pieces = [x.split(BLOCK, dim=2) if splits else () for x in (k_BGSD, v_BGSD)]
     for begin, q in zip(range(0, T, BLOCK), q_BHTD.split(BLOCK, dim=2), strict=True):
         end, first, last = begin + q.shape[2], 0, S
-        if known:
+        if newest:
             last = S - T + end
             first = 0 if rule.window is None else max(0, S - T + begin - rule.window + 1)
         where, k, v = slice(first, last), k_BGSD, v_BGSD
@@ -200,28 +200,28 @@ def split_in_blocks(
 
 
 def check_flex(rule: Rule, dropout: float) -> None:
-    """Raise ValueError for what this lacks: a bias from a function, and dropout."""
+    """Raise ValueError for what flex lacks: a bias from a function, and dropout."""
     if rule.bias is not None:
-        raise ValueError("backend=flex takes no bias from a function; use sdpa")
+        raise ValueError("backend=flex cannot use a bias from a function; use sdpa")
     if dropout > 0:
-        raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
+        raise ValueError(f"backend=flex has no dropout (here {dropout}); use sdpa, or dropout 0")
 
 
 def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: BlockMask) -> Tensor:
-    """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
+    """Return attention outputs [B, H, T, D of v] for queries and keys of the same T tokens.
 
     `mask` hides keys, and must agree with `rule`. Source: Dong et al. 2024, arXiv:2412.05496.
     """
-    if torch.is_autocast_enabled(q_BHTD.device.type):  # torch 2.11 leaves that to its callers
+    if torch.is_autocast_enabled(q_BHTD.device.type):  # torch 2.11 leaves the cast to its callers
         dtype = torch.get_autocast_dtype(q_BHTD.device.type)
         q_BHTD, k_BGSD, v_BGSD = (x.to(dtype) for x in (q_BHTD, k_BGSD, v_BGSD))
-    # Compiled with its block or, as eager code would hold all scores, alone.
+    # If its block isn't compiled, compile it alone: eager code would hold all scores.
     alone = not torch.compiler.is_compiling()
     attention: Callable[..., Any] = flex_attention
     if alone:
         attention = compile_alone(flex_attention, dynamic=False)
     with torch.compiler.set_stance("default") if alone else nullcontext():
-        y_BHTD, more = attention(
+        y_BHTD, aux = attention(
             q_BHTD,
             k_BGSD,
             v_BGSD,
@@ -233,14 +233,14 @@ def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: Bl
         )
     if rule.sink_H is None:
         return y_BHTD
-    # Unlike the CPU's fused operator, this one has a gradient of its log-sum-exp.
-    kept_BHT = torch.sigmoid(more.lse - rule.sink_H[:, None].to(more.lse.dtype))
-    return y_BHTD * kept_BHT[..., None].to(y_BHTD.dtype)
+    # Unlike the CPU's fused operator, this one can differentiate its log-sum-exp.
+    share_BHT = torch.sigmoid(aux.lse - rule.sink_H[:, None].to(aux.lse.dtype))
+    return y_BHTD * share_BHT[..., None].to(y_BHTD.dtype)
 
 
 @cache
 def compile_alone(function: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
-    """Return the function compiled by itself, in whatever it is called."""
+    """Return the function compiled by itself, whatever calls it."""
     return torch.compile(function, dynamic=dynamic)
 
 
@@ -252,14 +252,14 @@ def _score_mod(rule: Rule, q_BHTD: Tensor) -> Callable[..., Tensor] | None:
 
     if decay is None:
         return None if softcap is None else lambda score, b, h, t, s: cap(score)
-    # Sums in float64, as sums of two numbers in float32: kernels are slow in float64.
+    # Split each float64 sum into two float32 numbers: kernels are slow in float64.
     dtype = torch.promote_types(q_BHTD.dtype, torch.float32)
     c_t, c_s = (x.expand(q_BHTD.shape[:3]) for x in (decay.at_query_BHT, decay.at_key_BHS))
     high_t, high_s = c_t.to(dtype), c_s.to(dtype)
     low_t, low_s = (c_t - high_t).to(dtype), (c_s - high_s).to(dtype)
 
     def changed(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        score = cap(score) + (low_t[b, h, t] - low_s[b, h, s])  # first: so it fits in registers
+        score = cap(score) + (low_t[b, h, t] - low_s[b, h, s])  # first, to fit in registers
         return score + (high_t[b, h, t] - high_s[b, h, s])
 
     return changed
@@ -267,9 +267,9 @@ def _score_mod(rule: Rule, q_BHTD: Tensor) -> Callable[..., Tensor] | None:
 
 @lru_cache(maxsize=16)
 def make_block_mask(T: int, reach: Reach, positions: Positions, device: torch.device) -> BlockMask:
-    """Return flex's mask of T tokens: which blocks of keys the blocks of queries see.
+    """Return flex's mask for T tokens: which blocks of keys each block of queries sees.
 
-    Blocks without a pair in one document are skipped.
+    Blocks that share no document are skipped.
     """
     window, chunk = reach
     start_BT = positions.start_BT if isinstance(positions, Documents) else None
@@ -283,5 +283,5 @@ def make_block_mask(T: int, reach: Reach, positions: Positions, device: torch.de
     alone = device.type == "cuda" and not torch.compiler.is_compiling()
     make = compile_alone(create_block_mask) if alone else create_block_mask
     rows = None if start_BT is None else len(start_BT)
-    with torch.inference_mode(False):  # a validation's serves in training, too
+    with torch.inference_mode(False):  # training can reuse validation's mask
         return make(seen, rows, None, T, T, device=device)

@@ -1,4 +1,4 @@
-"""Any causal `nn.Module` as an attention: what it lacks is done for it here."""
+"""Any causal `nn.Module` as an attention; this wrapper adds what the module lacks."""
 
 import copy
 from typing import Any, ClassVar
@@ -14,12 +14,11 @@ from gptattn.attention.cache import Cache, Entry, TokenCache, new_token_cache
 
 
 class ForeignAttention(Attention):
-    """A module that maps x [B, T, d_in] to y [B, T, d_out], causally, and knows nothing of caches.
+    """A causal module from x [B, T, d_in] to y [B, T, d_out] that knows nothing of caches.
 
-    It decodes by running over the whole prefix again. A module may have `initialise(std)`,
-    `out_proj` and `flops(T, S)`, as an `Attention` does; otherwise its Linear weights are drawn
-    like those of every attention, its other parameters stay as constructed, and its FLOPs are
-    counted.
+    It decodes by running over the whole prefix again. The module can have `initialise(std)`,
+    `out_proj` and `flops(T, S)`, like an `Attention`. Without these, its Linear weights are drawn
+    as in every attention, its other parameters stay as constructed, and its FLOPs are counted.
     """
 
     decodes_from_cache: ClassVar[bool] = False
@@ -44,8 +43,8 @@ class ForeignAttention(Attention):
         new = slice(prefix_BSE.shape[1] - x_BTE.shape[1], None)
         if not isinstance(shared.positions, Tensor):
             return self.module(prefix_BSE)[:, new]
-        # The module knows no padding. Each row's tokens move to its beginning, and what then lies
-        # behind them is in their future.
+        # The module knows no padding. Each row's tokens move to its beginning; the entries after
+        # them are then in their future.
         S = prefix_BSE.shape[1]
         padding_B1 = S - 1 - shared.positions[:, -1:]
         place_BS = torch.arange(S, device=x_BTE.device) + padding_B1
@@ -62,13 +61,12 @@ class ForeignAttention(Attention):
     def flops(self, T: int, S: int) -> int:
         """Return the FLOPs over S tokens, without the weights of Linear layers.
 
-        torch counts matrix products and convolutions. Of attention, the pairs that
-        `F.scaled_dot_product_attention(..., is_causal=True)` leaves out do not count; pairs that a
-        mask hides do.
+        torch counts matrix products and convolutions. In attention, the pairs that
+        `F.scaled_dot_product_attention(..., is_causal=True)` hides don't count; a mask's do.
         """
-        own = getattr(self.module, "flops", None)
-        if own is not None:
-            return own(T, S)
+        count = getattr(self.module, "flops", None)
+        if count is not None:
+            return count(T, S)
         linear = sum(m.weight.numel() for m in self.module.modules() if isinstance(m, nn.Linear))
         return self._count_flops(S) - 2 * T * linear
 
@@ -88,11 +86,11 @@ class ForeignAttention(Attention):
         raise AssertionError
 
     def initialise(self, std: float) -> None:
-        own = getattr(self.module, "initialise", None)
-        if own is None:
+        initialise = getattr(self.module, "initialise", None)
+        if initialise is None:
             super().initialise(std)
         else:
-            own(std)
+            initialise(std)
 
     def residual_writer(self) -> nn.Linear | None:
         writer = getattr(self.module, "out_proj", None)

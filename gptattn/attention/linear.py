@@ -1,8 +1,8 @@
 """Linear layers that can be prepared for inputs of a few rows, as in decoding.
 
-The cost of a product with a few rows is reading the weight from memory. F.linear reads it with one
-thread for one row, and slowly for a few rows. Speedup of decoding with prepared layers on two cores
-(AVX512, MKL), by rows:
+A product with a few rows costs the time to read the weight from memory. For one row, F.linear reads
+it with one thread; for a few rows, it reads slowly. Speedup of decoding with prepared layers on two
+cores (AVX512, MKL), by rows:
 
     rows                          1     8
     model=char                  1.5   1.5
@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MAX_ROWS = 32  # for more rows F.linear is as fast
-MIN_BYTES = 2**19  # of a weight; a smaller one is read faster than threads wake or x is reordered
+MIN_BYTES = 2**19  # of a weight; reading a smaller one is faster than waking threads or reordering
 
 
 class PreparedWeight:
     """A weight [out, in] and its bias in the layout that is fastest for inputs of `rows` rows.
 
-    For one row, each thread gets a part of the weight. For a few, or in bfloat16, it is a copy in
-    oneDNN's layout, which takes as long to make as a few decoding steps. Do not change the weight
+    For one row, each thread gets a part of the weight. For a few rows, or in bfloat16, it is a copy
+    in oneDNN's layout; making it takes as long as a few decoding steps. Don't change the weight
     afterwards.
     """
 
@@ -53,7 +53,7 @@ class PreparedWeight:
         whole = len(self.weight) - len(self.weight) % self.parts
         bias = self.weight.new_zeros(len(self.weight)) if self.bias is None else self.bias
         w_POE = self.weight[:whole].view(self.parts, -1, self.weight.shape[1])
-        # A transposed row, because MKL is slow for a column that has a column's own strides.
+        # A transposed row, because MKL is slow for a column with a column's strides.
         x_PE1 = x.reshape(1, 1, -1).expand(self.parts, -1, -1).mT
         y = torch.baddbmm(bias[:whole].view(self.parts, -1, 1), w_POE, x_PE1)
         if whole < len(self.weight):
@@ -63,7 +63,7 @@ class PreparedWeight:
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch has oneDNN's layout, by operators of its own, and it is fast here."""
+    """Whether this torch has operators for oneDNN's layout, and they are fast here."""
     ops = torch.ops.mkldnn
     if not (torch.backends.mkldnn.is_available() and hasattr(ops, "_linear_pointwise")):
         return False
@@ -86,10 +86,10 @@ class Linear(nn.Linear):
 def prepare(module: nn.Module, rows: int | None) -> None:
     """Prepare every `Linear` in the module for inputs of `rows` rows, until prepare(module, None).
 
-    Do not change the weights in between.
+    Don't change the weights in between.
     """
     for layer in module.modules():
         if isinstance(layer, Linear):
-            vars(layer).pop("prepared", None)  # compiled code depends on whether it is there
+            vars(layer).pop("prepared", None)  # compiled code checks whether it exists
             if rows is not None:
                 layer.prepared = PreparedWeight(layer, rows)

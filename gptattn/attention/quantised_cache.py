@@ -1,7 +1,7 @@
-"""A cache with an entry per token that keeps its numbers in fewer bits.
+"""A cache with one entry per token that keeps its numbers in fewer bits.
 
-A format packs x [..., size] into named tensors [..., n], each token on its own, and unpacks what
-these still hold of x.
+A format packs x [..., size] into named tensors [..., n], token by token, and unpacks an
+approximation of x.
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ class BFloat16:
 class Int8:
     """Symmetric: x = code * scale, codes from -127 to 127, one scale per token and head.
 
-    scale = max |x| / 127, kept in float16; codes are computed with the kept scale. If a head's
-    numbers are all below 1e-3, the scale loses bits too; below 4e-6 the scale and the numbers
+    scale = max |x| / 127, stored in float16; codes are computed with the stored scale. If all of a
+    head's numbers are below 1e-3, the scale loses bits too; below 4e-6 the scale and the numbers
     become 0. A head of D numbers takes D + 2 bytes.
     """
 
@@ -49,12 +49,12 @@ class Int8:
 class Int4:
     """With a zero point: x = zero + code * scale, codes from 0 to 15, in groups of 32 numbers.
 
-    zero = min x and scale = (max x - min x) / 15 of a group along the head, both kept in float16;
-    codes are computed with what is kept, and two lie in a byte. The last group of a head may be
-    shorter. A head of 64 numbers takes 32 + 2 * 4 bytes.
+    zero = min x and scale = (max x - min x) / 15 per group along the head, both stored in float16.
+    Codes are computed with the stored numbers, two to a byte. A head's last group can be shorter. A
+    head of 64 numbers takes 32 + 2 * 4 bytes.
 
-    Source of the form: Liu et al. 2024 (KIVI), arXiv:2402.02750, which groups keys along the tokens
-    instead; along the head, no token waits for others.
+    Source: Liu et al. 2024 (KIVI), arXiv:2402.02750, which groups keys along the tokens instead;
+    along the head, no token waits for others.
     """
 
     def pack(self, x: Tensor) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ class Int4:
         above = x - _spread(zero, size, x.dtype)
         codes = _rounded(above, _spread(scale, size, x.dtype)).clamp(0, 15).to(torch.uint8)
         codes = F.pad(codes, (0, size % 2))
-        # Neighbours share a byte, the first of them in its lower half.
+        # Neighbours share a byte, the first in its lower half.
         return {"codes": codes[..., ::2] | codes[..., 1::2] << 4, "scale": scale, "zero": zero}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
@@ -91,7 +91,7 @@ def _rounded(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def _spread(of_group: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Return each group's number once for each of its members: [..., size]."""
+    """Repeat each group's number for each of its members: [..., size]."""
     return of_group.to(dtype).repeat_interleave(GROUP, dim=-1)[..., :size]
 
 
@@ -101,9 +101,9 @@ Format = BFloat16 | Int8 | Int4
 class QuantisedCache(TokenCache):
     """A `TokenCache` that holds packed tensors: `k/codes`, `k/scale` and so on.
 
-    Every entry is read back from its packed form, a token's own entry too. `wide` entries, such as
-    a running sum, and entries with fewer than `MIN_SIZE` numbers per head stay as they are. `like`
-    is an empty cache of `kept`, of the same size; `sizes` names the entries that are packed.
+    Every entry is read back from its packed form, even a token's own. `wide` entries, such as a
+    running sum, and entries with fewer than `MIN_SIZE` numbers per head stay as they are. `like` is
+    an empty, unpacked cache of the same size, with the entries `kept`; `sizes` names those packed.
     """
 
     def __init__(self, like: TokenCache, kept: Mapping[str, Entry], form: Format) -> None:
@@ -130,6 +130,6 @@ class QuantisedCache(TokenCache):
     def _unpack(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
         if name not in self.sizes:
             return held[name]
-        begin = f"{name}/"
-        parts = {k.removeprefix(begin): x for k, x in held.items() if k.startswith(begin)}
+        prefix = f"{name}/"
+        parts = {k.removeprefix(prefix): x for k, x in held.items() if k.startswith(prefix)}
         return self.form.unpack(parts, self.sizes[name], self.dtypes[name])

@@ -1,22 +1,22 @@
-"""The mechanisms that keep a state: their recurrence, its form in chunks, and what they share.
+"""Mechanisms that keep a state: their recurrence, its chunked form, and their shared code.
 
-A state S [D, V] per head replaces keys and values. Every token decays it, writes to it and reads:
+A state S [D, V] per head replaces keys and values. Each token decays it, writes to it and reads it:
 
     decayed linear attention    S = exp(g) S;    S = S + k v^T;                     o = S^T q
     the gated delta rule        S = exp(g) S;    S = S + beta k (v - k^T S)^T;      o = S^T q
     diagonal plus low rank      S = exp(g) S + b (S^T a)^T + k v^T;                 o = S^T q
 
-The last removes by keys of its own: `a` reads S before the decay, and what it finds is written at
-b. The log decay g <= 0 is one number per head, g [B, H, T], or one per channel of the key,
+The last form removes with separate keys: `a` reads S before the decay, and the result is written at
+b. The log decay g <= 0 is one number per head, g [B, H, T], or one per key channel,
 g [B, H, T, D], which decays the rows of S. `step` is the definition, for one token. The chunked
-forms compute the same for all tokens of a row by products within chunks, and only the states
-between chunks one after the other. In rows of several documents each begins with a state of zero:
-`start_BT` is where in its row each token's document begins. A token may write several times, each
-time with its own k, v and beta; the chunked forms take each write as a token.
+forms compute the same for all tokens of a row: products within chunks, and a loop only over the
+states between chunks. If a row holds several documents, each starts from a zero state; `start_BT`
+is where each token's document begins in its row. A token can write several times, each time with
+its own k, v and beta; the chunked forms treat each write as a token.
 
-Letters beside the usual ones: V value size of a head, N chunks, C tokens of a chunk, or channels of
-a convolution, P writes of all tokens. No exponent is above zero anywhere, so nothing overflows,
-however strong the decay.
+Letters besides the usual ones: V value size of a head, N chunks, C tokens of a chunk or channels of
+a convolution, P writes of all tokens. No exponent is ever above zero, so even a strong decay
+doesn't overflow.
 """
 
 import math
@@ -48,23 +48,23 @@ Eps = Annotated[float, Meta(gt=0)]
 
 
 class RecurrentAttention(Attention):
-    """Attention by a state of constant size per head; a mechanism says what it writes and reads.
+    """Attention with a state of constant size per head; subclasses say what to write and read.
 
-    x [B, T, d_in] -> y [B, T, d_out]. It needs no position and has no dropout. One token takes a
-    `step`, several run in chunks of at most `chunk`, which see each other. `norm_eps` is added to
-    the mean square in the outputs' norm. backend=fla: on a GPU, several tokens run in fla's
-    kernels, in chunks of FLA_CHUNK. Raises ValueError for impossible sizes, and for backend=fla
-    without a GPU or the package.
+    x [B, T, d_in] -> y [B, T, d_out]. It needs no position and has no dropout. One token runs
+    `step`; several run in chunks of at most `chunk` tokens, which hide nothing from each other.
+    `norm_eps` is added to the mean square in the outputs' norm. backend=fla: on a GPU, several
+    tokens run in fla's kernels, in chunks of FLA_CHUNK. Raises ValueError for impossible sizes, and
+    for backend=fla without a GPU or the package.
     """
 
     knows_order: ClassVar[bool] = True
     keeps_documents: ClassVar[bool] = True
     plain_backend: ClassVar[str] = "chunked"
     delta: ClassVar[bool] = False  # whether it follows the delta rule
-    by_channel: ClassVar[bool] = False  # whether each channel of a key has a decay of its own
-    removes: ClassVar[bool] = False  # whether it removes by keys of their own, `a` and `b`
-    writes: int = 1  # of a token to the state
-    state_sizes: tuple[int, int, int]  # H, D and V of the state, which the mechanism sets
+    by_channel: ClassVar[bool] = False  # whether each key channel has its own decay
+    removes: ClassVar[bool] = False  # whether it removes with separate keys, `a` and `b`
+    writes: int = 1  # to the state, per token
+    state_sizes: tuple[int, int, int]  # H, D and V of the state; subclasses set it
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class RecurrentAttention(Attention):
         check_sizes(d_out, num_heads, num_heads)
         if backend == "fla" and not (torch.cuda.is_available() and find_spec("fla")):
             raise ValueError(
-                "backend=fla needs a CUDA device and pip install 'gptattn[fla]'; or use chunked"
+                "backend=fla needs a CUDA device and pip install 'gptattn[fla]'; else use chunked"
             )
         name = ("kda" if self.by_channel else "gated_delta_rule") if self.delta else "simple_gla"
         self.kernel = load_fla(name) if backend == "fla" else None
@@ -101,7 +101,7 @@ class RecurrentAttention(Attention):
         return ShortConvolution(channels, conv_size, bias) if conv_size else None
 
     def convolve(self, x_BTC: Tensor, cache: Cache | None, positions: Positions) -> Tensor:
-        """Return SiLU of the convolution of x, or of x itself without one."""
+        """Return SiLU of the convolved x; of x itself without a convolution."""
         return F.silu(x_BTC if self.conv is None else self.conv(x_BTC, cache, positions))
 
     def recur(
@@ -116,26 +116,26 @@ class RecurrentAttention(Attention):
         dtype: torch.dtype,
         removal: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Return the outputs [B, H, T, V], and write the state after them to the cache.
+        """Return the outputs [B, H, T, V], and write the last state to the cache.
 
-        One token with a cache takes `step`, others the backend. Without beta, H / G heads may share
-        queries and keys. P = T * `writes`, the writes of a token side by side. `dtype` is the type
-        of the projections, in which fla multiplies. `removal`: as in `chunked_delta`.
+        One token with a cache runs `step`; otherwise the backend runs. Without beta, H / G heads
+        can share queries and keys. P = T * `writes`; a token's writes are side by side. `dtype` is
+        the projections' type, in which fla multiplies. `removal`: as in `chunked_delta`.
         """
         s_BHDV = None if cache is None else cache.tensors["state"]
         documents = positions if isinstance(positions, Documents) else None
-        if isinstance(positions, Tensor):  # a missing token neither decays the state nor writes
-            there = (positions >= 0)[..., None, :, None]
-            g = g * (there if g.ndim == q_BGTD.ndim else there[..., 0])
-            k_BGPD = k_BGPD * there.repeat_interleave(self.writes, -2)
-            removal = removal and (removal[0], removal[1] * there)
+        if isinstance(positions, Tensor):  # padding neither decays the state nor writes to it
+            real = (positions >= 0)[..., None, :, None]
+            g = g * (real if g.ndim == q_BGTD.ndim else real[..., 0])
+            k_BGPD = k_BGPD * real.repeat_interleave(self.writes, -2)
+            removal = removal and (removal[0], removal[1] * real)
         if s_BHDV is not None and q_BGTD.shape[2] == 1:
             q, k = q_BGTD, k_BGPD
             if (R := v_BHPV.shape[1] // q.shape[1]) > 1:
                 q, k = q.repeat_interleave(R, 1), k.repeat_interleave(R, 1)
             inputs = q.squeeze(2), k, v_BHPV, g.squeeze(2), beta_BHP, s_BHDV
-            y_BHV, after = step(*inputs, removal)
-            s_BHDV.copy_(after)
+            y_BHV, new_state = step(*inputs, removal)
+            s_BHDV.copy_(new_state)
             return y_BHV.unsqueeze(2)
         q, n = q_BGTD, self.writes
         if n > 1:  # a token decays the state before its first write, and reads it after its last
@@ -143,17 +143,17 @@ class RecurrentAttention(Attention):
             g = F.pad(g.unsqueeze(3), (0, n - 1)).flatten(2)
             if documents is not None:
                 documents = Documents(n * documents.start_BT.repeat_interleave(n, 1))
-        if self.kernel is not None and is_gpu(q):  # checks run on a CPU
+        if self.kernel is not None and is_gpu(q):  # layer checks run on a CPU
             inputs = q, k_BGPD, v_BHPV, g, beta_BHP, s_BHDV
-            y_BHPV, after = by_fla(self.kernel, *inputs, documents, dtype)
+            y_BHPV, new_state = by_fla(self.kernel, *inputs, documents, dtype)
         else:
-            how = s_BHDV, self.chunk, documents and documents.start_BT
+            rest = s_BHDV, self.chunk, documents and documents.start_BT
             if beta_BHP is None and removal is None:
-                y_BHPV, after = chunked_linear(q, k_BGPD, v_BHPV, g, *how)
+                y_BHPV, new_state = chunked_linear(q, k_BGPD, v_BHPV, g, *rest)
             else:
-                y_BHPV, after = chunked_delta(q, k_BGPD, v_BHPV, g, beta_BHP, *how, removal)
+                y_BHPV, new_state = chunked_delta(q, k_BGPD, v_BHPV, g, beta_BHP, *rest, removal)
         if s_BHDV is not None:
-            s_BHDV.copy_(after)
+            s_BHDV.copy_(new_state)
         return y_BHPV if n == 1 else y_BHPV[:, :, n - 1 :: n]
 
     def choose_backend(
@@ -162,12 +162,12 @@ class RecurrentAttention(Attention):
         obstacles = {
             tools.missing: bool(tools.missing),
             "fla is not installed; pip install 'gptattn[fla]'": not tools.fla,
-            "fla takes heads of up to 256": max(self.state_sizes[1:]) > 256,
-            "fla in float32 is not measured": dtype.itemsize > 2,
-            "fla's removal is not measured": self.removes,
+            "fla supports heads of up to 256": max(self.state_sizes[1:]) > 256,
+            "fla has not been measured in float32": dtype.itemsize > 2,
+            "fla has not been measured with removal": self.removes,
             # Triton miscompiled a gate per head for Hopper, and fla refuses it there (fla#640,
-            # fla#983); a gate per channel has kernels of its own.
-            "fla needs torch 2.12.1 on this GPU, which brings Triton 3.7.1": (
+            # fla#983); a gate per channel uses other kernels.
+            "fla needs Triton 3.7.1 on this GPU, which comes with torch 2.12.1": (
                 tools.capability == (9, 0) and tools.triton < (3, 7, 1) and not self.by_channel
             ),
         }
@@ -187,35 +187,35 @@ class RecurrentAttention(Attention):
     def flops(self, T: int, S: int) -> int:
         H, D, V = self.state_sizes
         if T == 1 < S:
-            # `step`: a state decays in D V; what it gets and gives, a correction, and a removal's
-            # write take 2 D V.
+            # `step`: decaying a state takes D V; reading it, each write, each correction and a
+            # removal's write take 2 D V.
             return (3 + (4 if self.delta else 2) * self.writes + 2 * self.removes) * H * D * V
-        how = {"delta": self.delta, "channels": self.by_channel, "removes": self.removes}
+        kind = {"delta": self.delta, "channels": self.by_channel, "removes": self.removes}
         chunk = FLA_CHUNK if self.backend == "fla" else self.chunk
-        return count_flops(T * self.writes, chunk, H, D, V, G=self.groups, **how)
+        return count_flops(T * self.writes, chunk, H, D, V, G=self.groups, **kind)
 
 
 def draw_decay_bias(count: int) -> nn.Parameter:
-    """Return biases whose softplus is log-uniform from 0.001 to 0.1: slow decays to begin with.
+    """Return biases with a softplus log-uniform from 0.001 to 0.1, so that decays start slow.
 
-    Source: github.com/state-spaces/mamba, as Gated DeltaNet and Kimi Linear start too.
+    Source: github.com/state-spaces/mamba; Gated DeltaNet and Kimi Linear start the same way.
     """
     step = torch.empty(count).uniform_(math.log(1e-3), math.log(1e-1)).exp()
     return nn.Parameter(step.expm1().log())
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """Return x with length 1 on the last axis, or less where it is near zero."""
+    """Return x scaled to length 1 along the last axis, or less where x is near zero."""
     return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
 
 def scale_size(name: str, expand: float, size: int) -> int:
     """Return size * expand. Raises ValueError if it is not a positive whole number."""
-    made = round(expand * size) if math.isfinite(expand * size) else 0
-    if made < 1 or abs(made - expand * size) > 1e-6:
-        sizes = f"{name}={expand} makes heads of {expand * size:g}"
-        raise ValueError(f"{sizes}; give a multiple of 1/{size} above 0")
-    return made
+    scaled = round(expand * size) if math.isfinite(expand * size) else 0
+    if scaled < 1 or abs(scaled - expand * size) > 1e-6:
+        problem = f"{name}={expand} makes heads of size {expand * size:g}"
+        raise ValueError(f"{problem}; give a multiple of 1/{size} above 0")
+    return scaled
 
 
 def step(
@@ -229,16 +229,16 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, V] of one token with P writes, and the state after it.
 
-    g is [B, H] or [B, H, D]. Without beta it is decayed linear attention, else the delta rule;
-    `removal`, keys a and c [B, H, 1, D], is added to the first.
+    g is [B, H] or [B, H, D]. Without beta this is decayed linear attention, with beta the delta
+    rule. `removal`, keys a and c [B, H, 1, D], extends decayed linear attention.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10; per channel: Kimi Team 2025,
     arXiv:2510.26692, sec. 3; without beta: Yang et al. 2023, arXiv:2312.06635, sec. 4.1; several
     writes: Siems et al. 2025, arXiv:2502.10297; removal: Peng et al. 2025, arXiv:2503.14456.
     """
     decay = g.exp()[..., None] if g.ndim == q_BHD.ndim else g.exp()[..., None, None]
-    found = None if removal is None else removal[1].mT * (removal[0] @ s_BHDV)
-    s_BHDV = decay * s_BHDV if found is None else decay * s_BHDV + found
+    removed = None if removal is None else removal[1].mT * (removal[0] @ s_BHDV)
+    s_BHDV = decay * s_BHDV if removed is None else decay * s_BHDV + removed
     for i in range(k_BHPD.shape[2]):
         k_BH1D, write_BH1V = k_BHPD[:, :, i : i + 1], v_BHPV[:, :, i : i + 1]
         if beta_BHP is not None:
@@ -259,19 +259,19 @@ def chunked_linear(
 ) -> tuple[Tensor, Tensor]:
     """Return decayed linear attention's outputs [B, H, T, V] and the last state.
 
-    With g per head, H / G heads may share queries and keys, and g may be [1, H, T]; per channel,
-    G = H. Without a state it starts at zero.
+    With g per head, H / G heads can share queries and keys, and g can be [1, H, T]; per channel,
+    G = H. Without a state it starts from zero.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, sec. 6; per channel: Yang et al. 2023,
     arXiv:2312.06635, sec. 4.2.
     """
     T, G = q_BGTD.shape[2], q_BGTD.shape[1]
     R, V = v_BHTV.shape[1] // G, v_BHTV.shape[3]
-    # Contiguous, or each product would copy its factors again.
+    # Contiguous: otherwise each product would copy its factors again.
     inputs = (x.contiguous() for x in (q_BGTD, k_BGTD, v_BHTV))
     q, k, v, g = split_chunks(chunk, *inputs, g)
     starts = split_starts(start_BT, q.shape[3])
-    # Heads that share a key lie side by side in the columns of v and of the state.
+    # Heads that share a key are side by side in the columns of v and of the state.
     if g.ndim == q.ndim:
         (weight,), since_start, to_last = decay_channels((q,), k, g, starts)
         k, gain_of = to_last * k, v
@@ -323,24 +323,24 @@ def chunked_delta(
 ) -> tuple[Tensor, Tensor]:
     """Return the gated delta rule's outputs [B, H, T, V] and the last state.
 
-    Without a state it starts at zero. Within a chunk the steps u solve a triangular system, because
-    each depends on the ones before it: (1 + A) u = beta (v - exp(b) S^T k), where b are the sums of
+    Without a state it starts from zero. Within a chunk, each step u depends on those before it, so
+    the steps solve a triangular system: (1 + A) u = beta (v - exp(b) S^T k), where b is the sum of
     g since the chunk's start and A = beta k k^T exp(b_i - b_j) below the diagonal.
 
     With `removal`, keys a and c [B, H, T, D], in place of beta, and g per channel, it is diagonal
-    plus low rank: u is what a reads of the state, and is written to c. (1 - A_c) u = A_k v +
-    exp(b') S^T a, where A_x = a x^T exp(b'_i - b_j), and b' are the sums of the token before.
+    plus low rank: u is what a reads from the state, and is written at c. (1 - A_c) u = A_k v +
+    exp(b') S^T a, where A_x = a x^T exp(b'_i - b_j), and b' is b of the token before.
 
     Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.3; the system: Yang et al. 2024,
     arXiv:2406.06484, sec. 3.2; per channel: Kimi Team 2025, arXiv:2510.26692, sec. 3.
     """
     B, H, T, V = v_BHTV.shape
     D = q_BHTD.shape[-1]
-    # Contiguous, or each product would copy its factors again.
+    # Contiguous: otherwise each product would copy its factors again.
     inputs = (x.contiguous() for x in (q_BHTD, k_BHTD, v_BHTV))
     q, k, v, g = split_chunks(chunk, *inputs, g)
     starts = split_starts(start_BT, q.shape[3])
-    gain = y_v = None  # what values give to states and outputs, where u does not hold them
+    gain = y_v = None  # what values add to states and outputs, if u lacks them
     if removal is None:
         assert beta_BHT is not None
         (beta,) = split_chunks(chunk, beta_BHT)
@@ -357,15 +357,15 @@ def chunked_delta(
         if start_BT is not None:  # the first token of a document reads nothing
             first_BT = start_BT == torch.arange(T, device=start_BT.device)
             reads = reads.masked_fill(split_chunks(chunk, first_BT[:, None, :, None])[0], 0.0)
-        # It is read as by a query of the token before: before the token's own decay, and without an
-        # exponent above zero.
+        # Read as the token before would: before this token's own decay, so that no exponent is
+        # above zero.
         rows, keys = (q, F.pad(reads[..., 1:, :], (0, 0, 0, 1))), torch.stack([k, writes])
-        ((w_v, weight), found), since_start, to_last = decay_channels(rows, keys, g, starts)
-        a_v, a = F.pad(found[..., :-1, :], (0, 0, 1, 0))
+        ((w_v, weight), a_pair), since_start, to_last = decay_channels(rows, keys, g, starts)
+        a_v, a = F.pad(a_pair[..., :-1, :], (0, 0, 1, 0))
         since_before = F.pad(since_start[..., :-1, :], (0, 0, 1, 0), value=1.0)
         a, right = -a, torch.cat([a_v @ v, -since_before * reads], -1)
         y_v, gain, to_end = w_v @ v, (to_last * k).mT @ v, to_last * writes
-    # u = u_v - u_k S for a state S that is not known yet, so the loop has only states and u.
+    # u = u_v - u_k S, for a state S still unknown, so the loop computes only states and u.
     u = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)  # ignores a's rest
     keep = since_start[..., -1:, :].mT  # [..., D or 1, 1]
     s = v.new_zeros(B * H, D, V) if s_BHDV is None else s_BHDV.flatten(0, 1)
@@ -375,8 +375,8 @@ def chunked_delta(
     for u_v, u_k, to_end_chunk, keep_chunk, more in zip(*of_chunks, gains, strict=True):
         before.append(s)
         steps.append(torch.baddbmm(u_v, u_k, s, alpha=-1))
-        kept = keep_chunk * s if more is None else torch.addcmul(more, keep_chunk, s)
-        s = torch.baddbmm(kept, to_end_chunk, steps[-1])
+        base = keep_chunk * s if more is None else torch.addcmul(more, keep_chunk, s)
+        s = torch.baddbmm(base, to_end_chunk, steps[-1])
     states, u = (torch.stack(x, 1).unflatten(0, (B, H)) for x in (before, steps))
     o = (since_start * q) @ states + weight @ u
     o = o if y_v is None else o + y_v
@@ -385,7 +385,7 @@ def chunked_delta(
 
 @cache
 def load_fla(name: str) -> FlaKernel:
-    """Return a kernel of flash-linear-attention, which is given the documents for their bounds.
+    """Return a kernel of flash-linear-attention that takes `Documents` instead of their bounds.
 
     Source: github.com/fla-org/flash-linear-attention, fla-core 0.6.0, fla/ops/*/chunk.py.
     """
@@ -394,7 +394,7 @@ def load_fla(name: str) -> FlaKernel:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"backend=fla needs fla-core 0.6: {error}; use chunked") from error
 
-    # As fla's own. If torch saw the bounds, another number of them would take another graph.
+    # As fla does it: if torch saw the bounds, each new number of them would need a new graph.
     def run(documents: Documents | None, **inputs: Any) -> tuple[Tensor, Tensor]:
         return kernel(cu_seqlens=documents and documents.bounds, **inputs)
 
@@ -413,14 +413,14 @@ def by_fla(
     documents: Documents | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return what the chunked forms return, by a kernel of flash-linear-attention on a GPU.
+    """Return what the chunked forms return, from a kernel of flash-linear-attention on a GPU.
 
-    Queries, keys and values are passed in `dtype`, decays, beta and states in their own type. With
-    documents, the state that is returned has a row for each.
+    Queries, keys and values are passed in `dtype`; decays, beta and states keep their types. With
+    documents, the returned state has one row per document.
     """
     B, H, T, V = v_BHTV.shape
     inputs = {"q": q_BGTD.to(dtype), "k": k_BGTD.to(dtype), "v": v_BHTV.to(dtype), "g": g}
-    if beta_BHT is None:  # its kernel knows no shared keys
+    if beta_BHT is None:  # its kernel cannot share keys
         for x in ("q", "k"):
             inputs[x] = inputs[x].repeat_interleave(H // q_BGTD.shape[1], 1)
         inputs["g"] = g.expand(B, -1, -1)
@@ -434,7 +434,7 @@ def by_fla(
 
 
 def chunk_sizes(tokens: int, chunk: int) -> tuple[int, int]:
-    """Return the number of chunks N and their tokens C: equal chunks need the least padding."""
+    """Return the number of chunks N and of tokens in each, C: equal chunks pad least."""
     N = -(-tokens // chunk)
     return N, -(-tokens // N)
 
@@ -465,8 +465,8 @@ def decay_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the decays of g [..., N, C]: between tokens, since the chunk's start, to its end.
 
-    The first is exp(b_i - b_j) [..., C, C], 0 for j > i; the others are [..., C, 1]. `starts`:
-    nothing passes from one document to the next.
+    The first is exp(b_i - b_j) [..., C, C], 0 for j > i; the others are [..., C, 1]. `starts` sets
+    decays from one document to the next to 0.
     """
     C = g.shape[-1]
     # In float64: a small difference of two large sums, as after a strong decay, loses digits.
@@ -489,15 +489,16 @@ def decay_channels(
     x_id k_jd exp(b_id - b_jd) [..., C, C], 0 for j > i; the decays are [..., C, D].
 
     Factors exp(b_i) and exp(-b_j) would overflow, and one exponential for each i, j and d is C
-    times the work. So blocks of 1, 2, 4, ... tokens are joined in pairs: a token of the second and
-    one of the first meet at the border, as exp(b_i - b_border) exp(b_border - b_j), both at most 1.
+    times the work. So blocks of 1, 2, 4, ... tokens are joined in pairs, and the decay from a token
+    of the first to one of the second splits at the border between the two:
+    exp(b_i - b_border) exp(b_border - b_j), both at most 1.
 
     Source: secondary chunking, Yang et al. 2023, arXiv:2312.06635, sec. 4.3, in log2 C levels.
     """
     C, kinds = k.shape[-2], len(rows)
     more = (1 << (C - 1).bit_length()) - C
     *filled, k, since = (F.pad(x, (0, 0, 0, more)) for x in (*rows, k, g))
-    # Of the blocks: decay since before its first token, and to its last, [..., blocks, size, D].
+    # Per block: decay since before its first token, and to its last, [..., blocks, size, D].
     since = since.exp().unsqueeze(-2)
     to_last = torch.ones_like(since)
     scores = torch.stack([(x * k).sum(-1) for x in filled], -1)[..., None, None]
@@ -522,11 +523,11 @@ def decay_channels(
 def _part_documents(
     between: tuple[Tensor, ...], since_start: Tensor, to_last: Tensor, starts: Tensor | None
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """Return these decays with 0 wherever one would pass from a document to the next."""
+    """Return these decays, with 0 from one document to the next."""
     if starts is None:
         return between, since_start, to_last
     N, C = starts.shape[-2:]
-    first_N1 = C * torch.arange(N, device=starts.device)[:, None]  # token of each chunk
+    first_N1 = C * torch.arange(N, device=starts.device)[:, None]  # the first token of each chunk
     same = starts[..., :, None] == starts[..., None, :]
     since_start = since_start * (starts < first_N1)[..., None]
     return tuple(x * same for x in between), since_start, to_last * same[..., -1:]
@@ -544,22 +545,22 @@ def count_flops(
     channels: bool = False,
     removes: bool = False,
 ) -> int:
-    """Return the FLOPs of a row in a chunked form: its products and, of the delta rule, its solve.
+    """Return a row's FLOPs in a chunked form: products and, for the delta rule, the solve.
 
-    Queries and keys have G heads, or H. `channels`: g is per channel. `removes`: as the delta rule,
-    with keys of two kinds.
+    Queries and keys have G heads, by default H. `channels`: g is per channel. `removes`: the delta
+    rule with two kinds of keys.
     """
     N, C = chunk_sizes(tokens, chunk)
     pairs = C * C
     if channels:
         P = 1 << (C - 1).bit_length()
-        pairs = P * (P - 1) // 2 + P  # in the joined blocks, and of each token with itself
+        pairs = P * (P - 1) // 2 + P  # in the joined blocks, plus each token with itself
     scores = 2 * pairs * D
-    within = 2 * C * C * V + 2 * C * D * V  # what v, or u, gives to outputs and to the state
-    carried = 2 * C * D * V  # what the state gives to outputs, and as much to u
+    within = 2 * C * C * V + 2 * C * D * V  # from v, or u, to outputs and to the state
+    carried = 2 * C * D * V  # from the state to outputs; the same again to u
     if not delta:
         return N * ((G or H) * scores + H * (within + carried))
     solve = C * (C - 1) * (V + D)
     kinds = 1 + removes
-    found = removes * 2 * C * C * V  # what the values written give to u
-    return H * N * (kinds * (2 * scores + within) + solve + found + 2 * carried)
+    removal = removes * 2 * C * C * V  # from the written values to u
+    return H * N * (kinds * (2 * scores + within) + solve + removal + 2 * carried)

@@ -17,12 +17,12 @@ from gptattn.position.base import Documents, Positions
 class Span:
     """A contiguous block of the queries, or of the keys, that `attend` was given.
 
-    Its tensors broadcast over [B, H, T, S], so a bias is plain arithmetic: that of ALiBi is
+    Its tensors broadcast over [B, H, T, S], so a bias is plain arithmetic: ALiBi's is
     `slope_H11 * (key.pos - query.pos)`.
     """
 
     positions: Positions  # of all queries, or of all keys
-    where: slice  # the n of them in this block
+    where: slice  # those in this block, n of them
     across: int  # the axis of size 1: -1 for queries, -2 for keys
     device: torch.device
 
@@ -30,7 +30,7 @@ class Span:
     def pos(self) -> Tensor:
         """Positions [B or 1, 1, n, 1] of queries, [B or 1, 1, 1, n] of keys; -1: no token.
 
-        In rows of several documents, each token's position in its document.
+        If a row holds several documents, each token's position in its document.
         """
         if isinstance(self.positions, range):
             first = self.positions.start
@@ -43,7 +43,7 @@ class Span:
 
     @property
     def document(self) -> Tensor | None:
-        """Where in its row each token's document begins, shaped as `pos`; None: a row is one."""
+        """Where each token's document begins in its row, shaped like `pos`; None: one per row."""
         if isinstance(self.positions, Documents):
             return self._across(self.positions.start_BT[..., self.where])
         return None
@@ -54,12 +54,12 @@ class Span:
     def of(self, x_BHN: Tensor) -> Tensor:
         """Return this block's part of x, which has one value per query (or key) of `attend`.
 
-        B and H may be 1. The shape is [B, H, n, 1] for queries, [B, H, 1, n] for keys.
+        B and H can be 1. The shape is [B, H, n, 1] for queries, [B, H, 1, n] for keys.
         """
         return x_BHN[..., self.where].unsqueeze(self.across)
 
 
-# (queries, keys) -> the bias on their scores: [B, H, T, S], any size may be 1; -inf hides.
+# (queries, keys) -> the bias on their scores: [B, H, T, S], any size can be 1; -inf hides.
 Bias = Callable[[Span, Span], Tensor]
 
 
@@ -67,8 +67,8 @@ Bias = Callable[[Span, Span], Tensor]
 class Decay:
     """A running sum c per head over the tokens; c_query - c_key is added to a score.
 
-    With c = -slope * position it is ALiBi's bias, with c = the sum of log forget gates the one of
-    forgetting attention. The sizes B and H may be 1.
+    c = -slope * position gives ALiBi's bias; the sum of log forget gates gives forgetting
+    attention's. B and H can be 1.
     """
 
     at_query_BHT: Tensor
@@ -77,17 +77,17 @@ class Decay:
 
 @dataclass(frozen=True)
 class Rule:
-    """A query at position i sees the keys at positions 0 <= j <= i, with a window only the newest.
+    """A query at position i sees the keys at positions 0 <= j <= i; with a window, the newest.
 
-    In rows of several documents it only sees its own document.
+    If a row holds several documents, a query sees only its own.
 
-    score = cap(scale * q k^T) + decay + bias, with cap(s) = softcap * tanh(s / softcap); the mask
-    comes after these, the softmax last.
+    score = cap(scale * q k^T) + decay + bias, with cap(s) = softcap * tanh(s / softcap). Then comes
+    the mask, then the softmax.
 
     window: number of keys that a query sees, its own included: i - window < j <= i.
-    chunk: a query only sees keys of its own chunk of so many positions: i // chunk = j // chunk.
+    chunk: number of positions in a chunk; a query sees only its own chunk: i // chunk = j // chunk.
     decay: a bias that is a difference of one number per query and one per key; see `Decay`.
-    bias: may use tensors of its layer from a closure; they get their gradients.
+    bias: can use its layer's tensors from a closure; they get gradients.
     sink_H: one logit per head that takes part in the softmax but has no value, so its share of the
     weight is lost. It is neither scaled nor capped.
 
@@ -110,7 +110,7 @@ class Rule:
         return any(value is not None for value in added)
 
     def with_decay(self, at_query_BHT: Tensor, at_key_BHS: Tensor) -> "Rule":
-        """Return this rule with this decay added to its own, if any."""
+        """Return this rule with this decay added to any that it has."""
         if self.decay is not None:
             at_query_BHT = self.decay.at_query_BHT + at_query_BHT
             at_key_BHS = self.decay.at_key_BHS + at_key_BHS
@@ -120,32 +120,32 @@ class Rule:
 def place(
     q_pos: Positions | None, k_pos: Positions | None, T: int, S: int, device: torch.device
 ) -> tuple[Span, Span]:
-    """Return all T queries and all S keys; by default T = S, and both count from 0.
+    """Return the spans of all T queries and all S keys; by default T = S, both counting from 0.
 
     Raises ValueError if the numbers of positions and tokens differ.
     """
     if T != S and (q_pos is None or k_pos is None):
         raise ValueError(
-            f"{T} queries and {S} keys need q_pos and k_pos, to know which keys each query sees"
+            f"{T} queries and {S} keys differ in number; pass q_pos and k_pos to place them"
         )
     q_pos = range(T) if q_pos is None else q_pos
     k_pos = range(S) if k_pos is None else k_pos
     for name, positions, count in (("q_pos", q_pos, T), ("k_pos", k_pos, S)):
         if isinstance(positions, range):
-            given = positions.stop - positions.start  # torch.compile lacks len() for an unknown end
+            length = positions.stop - positions.start  # torch.compile has no len() of unknown ends
         elif isinstance(positions, Documents):
-            given = positions.start_BT.shape[1]
+            length = positions.start_BT.shape[1]
         else:
-            given = positions.shape[-1]
-        if given != count:
-            raise ValueError(f"{name} has {given} positions for {count} tokens")
+            length = positions.shape[-1]
+        if length != count:
+            raise ValueError(f"{name} has {length} positions for {count} tokens")
     if q_pos is not k_pos and Documents in (type(q_pos), type(k_pos)):
-        raise ValueError("queries and keys in documents need the same q_pos and k_pos")
+        raise ValueError("q_pos and k_pos must be the same Documents object; pass one for both")
     return Span(q_pos, slice(0, T), -1, device), Span(k_pos, slice(0, S), -2, device)
 
 
 def are_newest(query: Span, key: Span) -> bool:
-    """Whether the queries are known to be the last of the keys' tokens, so each sees its own."""
+    """Whether the queries are known to be the last of the keys' tokens, so each sees itself."""
     q_pos, k_pos = query.positions, key.positions
     if isinstance(q_pos, range) and isinstance(k_pos, range):
         return q_pos.stop == k_pos.stop and q_pos.start >= k_pos.start
@@ -153,13 +153,13 @@ def are_newest(query: Span, key: Span) -> bool:
 
 
 def visible(rule: Rule, query: Span, key: Span) -> Tensor | None:
-    """Return a mask [B or 1, 1, T, S]: True where the query sees the key; None: all is seen."""
+    """Return a mask [B or 1, 1, T, S]: True where the query sees the key; None: it sees all."""
     count = key.where.stop - key.where.start
     is_only_query = query.where.stop == 1
     fits = rule.chunk is None and (rule.window is None or count <= rule.window)
     if is_only_query and are_newest(query, key) and fits:
         return None
-    # A key without a token (position -1) moves behind every query, so none sees it.
+    # A key without a token (position -1) moves after every query, so none sees it.
     k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)
     seen = k_pos <= query.pos
     if rule.window is not None:
@@ -194,8 +194,8 @@ def weights(q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, query: Span, key: Span) 
         return torch.cat([score_BHTS, sink_BHT1], dim=-1).softmax(dim=-1)[..., :-1]
     if are_newest(query, key) and rule.bias is None:
         return score_BHTS.softmax(dim=-1)
-    nothing = (score_BHTS == -math.inf).all(dim=-1, keepdim=True)
-    return score_BHTS.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+    blind = (score_BHTS == -math.inf).all(dim=-1, keepdim=True)
+    return score_BHTS.masked_fill(blind, 0.0).softmax(dim=-1).masked_fill(blind, 0.0)
 
 
 def attention_weights(

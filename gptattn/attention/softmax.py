@@ -37,7 +37,7 @@ class Common(TypedDict, total=False):
 
 
 class Projected(Common, total=False):
-    """More arguments, of mechanisms with one projection each for queries, keys, values, output."""
+    """More arguments, for mechanisms with one projection each for queries, keys, values, output."""
 
     qkv_bias: bool
     out_proj: bool
@@ -45,7 +45,7 @@ class Projected(Common, total=False):
 
 
 class PlacedRule(NamedTuple):
-    """A rule, and the positions of the queries and keys that it is for; `masks` as in `Shared`."""
+    """A rule with the positions of its queries and keys; `masks` as in `Shared`."""
 
     rule: Rule
     q_pos: Positions
@@ -67,13 +67,13 @@ class Step(NamedTuple):
 
 
 class SoftmaxAttention(Attention):
-    """Attention with H query heads and G key/value heads; a mechanism says how to project.
+    """Attention with H query heads and G key/value heads; subclasses say how to project.
 
     x [B, T, d_in] -> y [B, T, d_out]. `dropout` acts on the weights. `scale` multiplies the scores;
-    None: head_dim ** -0.5. `window` is in tokens, its own included, or a share of the context below
-    1; None: all. `chunk`, instead of a window: tokens are cut into chunks of this length, and a
-    token sees only its own chunk; a recurrence's `chunk` hides nothing, and only says how it is
-    computed. Raises ValueError for impossible sizes.
+    None: head_dim ** -0.5. `window` is a number of tokens, itself included, or below 1 a share of
+    the context; None: all. `chunk`, instead of a window, cuts a row into chunks of this length, and
+    a token sees only its own chunk. (A recurrence's `chunk` hides nothing; it only sets how the
+    result is computed.) Raises ValueError for impossible sizes.
     """
 
     keeps_documents: ClassVar[bool] = True
@@ -82,7 +82,7 @@ class SoftmaxAttention(Attention):
     keeps_heads: ClassVar[bool] = True
     has_values: ClassVar[bool] = True  # whether each head has values: `own_values`
     takes_flex: ClassVar[bool] = True  # whether backend=flex can compute it
-    num_kv_heads: int  # 0: no keys and values of its own; parts get them with 0 heads
+    num_kv_heads: int  # 0: it projects no keys and values; parts get 0 heads
     out_proj: nn.Linear | None
     _parts: tuple[Part, ...] = ()
 
@@ -105,20 +105,20 @@ class SoftmaxAttention(Attention):
         super().__init__()
         check_sizes(d_out if head_dim is None else num_heads, num_heads, num_kv_heads)
         if backend == "flex" and not torch.cuda.is_available():
-            raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
+            raise ValueError("backend=flex needs a CUDA device, but there is none; use sdpa")
         if backend == "flex" and not self.takes_flex:
             raise ValueError(f"backend=flex cannot compute {self.title}; use sdpa")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads if head_dim is None else head_dim
         if chunk is not None and not 1 <= chunk <= context_length:
-            raise ValueError(f"chunk={chunk} does not fit context_length={context_length}")
+            raise ValueError(f"chunk={chunk} does not fit; give 1 to {context_length=}")
         if chunk is not None and window is not None:
-            raise ValueError(f"chunk={chunk} cannot be combined with a window; give null for one")
-        # No token of an earlier chunk is needed again, so the cache is a window's.
+            raise ValueError(f"chunk={chunk} cannot be combined with a window; set one to null")
+        # No token of an earlier chunk is needed again, so the cache is like a window's.
         self.window = window_of(window, context_length) if chunk is None else chunk
-        usual = self.head_dim**-0.5
-        self._plain = Rule(usual if scale is None else scale, self.window, chunk=chunk)
+        default = self.head_dim**-0.5
+        self._plain = Rule(default if scale is None else scale, self.window, chunk=chunk)
         if backend == "flex":
             check_flex(self._plain, dropout)
         self.scale = self._plain.scale
@@ -129,13 +129,13 @@ class SoftmaxAttention(Attention):
         self.position = position
 
     def project_out(self, present: bool, bias: bool) -> nn.Linear | None:
-        """Return the output projection. Raises ValueError if heads of another width have none."""
+        """Return the output projection. Raises ValueError if d_out needs one and has none."""
         width = self.num_heads * self.head_dim
         if present:
             return Linear(width, self.d_out, bias=bias)
         if width != self.d_out:
             raise ValueError(
-                f"out_proj=False leaves num_heads * head_dim={width} for d_out={self.d_out}"
+                f"out_proj=False needs num_heads * head_dim={width} = d_out={self.d_out}; use true"
             )
         return None
 
@@ -187,7 +187,7 @@ class SoftmaxAttention(Attention):
         return q_BHTD, k_BGTD, v_BGTD
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the queries, and what later tokens need of these T tokens: `cached`, by name.
+        """Return the queries, and these T tokens' entries for later tokens, named as in `cached`.
 
         Each entry is [B, heads, T, size].
         """
@@ -195,18 +195,18 @@ class SoftmaxAttention(Attention):
         return q_BHTD, {"k": k_BGTD, "v": v_BGTD}
 
     def own_values(self, new: Mapping[str, Tensor], shared: Shared) -> Tensor:
-        """Return the T tokens' own values [B, heads, T, size], of their `entries`."""
+        """Return the T tokens' own values [B, heads, T, size], from their `entries`."""
         return new["v"]
 
     def cached(self) -> dict[str, Entry]:
-        """Return what the cache keeps of each token, by name: keys and values; parts may add."""
+        """Return what the cache keeps per token, by name: keys and values; parts can add more."""
         entry = Entry(self.num_kv_heads, self.head_dim)
         return {"k": entry, "v": entry}
 
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
-        """Write the new entries to the cache; return those of all S keys, and their positions."""
+        """Write new entries to the cache; return all S keys' entries and positions."""
         if cache is None:
             return new, shared.positions
         assert isinstance(cache, TokenCache), "not a cache of this module; use new_cache()"
@@ -217,7 +217,7 @@ class SoftmaxAttention(Attention):
         return self._plain
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
-        """Return the heads' outputs [B, H, T, D] over the keys whose entries are `held`."""
+        """Return the heads' outputs [B, H, T, D] over the keys with the entries `held`."""
         return self.mix(q_BHTD, held["k"], held["v"], at)
 
     def mix(
@@ -260,15 +260,15 @@ class SoftmaxAttention(Attention):
         learned = rule.decay is not None and rule.decay.at_key_BHS.requires_grad
         obstacles = {
             tools.missing: bool(tools.missing),
-            f"flex has no dropout, given {self.dropout}": self.dropout > 0,
-            "flex takes no bias from a function": rule.bias is not None,
-            # Triton multiplies no fewer, and torch tunes no more.
-            "flex takes heads of 16 to 256": min(sizes) < 16 or max(sizes) > 256,
-            # A device has not shown its error and time yet.
-            "flex in float32 is not measured": dtype.itemsize > 2,
-            "flex is not measured for a decay with a soft cap": bool(rule.softcap and rule.decay),
-            # Its gradient is summed by atomic additions: slow, in any order.
-            "flex is not measured for a learned decay": learned,
+            f"flex has no dropout (here {self.dropout})": self.dropout > 0,
+            "flex cannot use a bias from a function": rule.bias is not None,
+            # Triton needs at least 16, and torch tunes kernels up to 256.
+            "flex supports heads of 16 to 256": min(sizes) < 16 or max(sizes) > 256,
+            # Its error and time have not been measured on a GPU yet.
+            "flex has not been measured in float32": dtype.itemsize > 2,
+            "flex has not been measured with soft cap and decay": bool(rule.softcap and rule.decay),
+            # Its gradient is summed by atomic additions: slow, and in random order.
+            "flex has not been measured with a learned decay": learned,
         }
         why = next((reason for reason, holds in obstacles.items() if holds), "")
         return ("sdpa" if why else "flex"), why
@@ -287,14 +287,14 @@ class SoftmaxAttention(Attention):
         return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule())
 
     def kept(self) -> dict[str, Entry]:
-        """Return all that the cache keeps of each token, by name, parts' entries included."""
+        """Return all that the cache keeps per token, by name, parts' entries included."""
         return dict(chain(self.cached().items(), *(part.kept().items() for part in self._parts)))
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         w, kept, cache = next(self.parameters()), self.kept(), Cache({})
         if kept:
-            how = w.dtype, w.device, self.rule().window
-            cache = new_token_cache(kept, batch, capacity, *how)
+            options = w.dtype, w.device, self.rule().window
+            cache = new_token_cache(kept, batch, capacity, *options)
         for name, shape in chain(*(part.state().items() for part in self._parts)):
             cache.tensors[name] = w.new_zeros(batch, *shape)
         return cache
@@ -307,26 +307,26 @@ class SoftmaxAttention(Attention):
     # Parts.
 
     def takes(self, part: Part) -> bool:
-        """Return whether this part can act in it."""
+        """Return whether this mechanism can take the part."""
         fits = self.keeps_heads or not part.changes_heads
-        finds = type(self).own_values is not SoftmaxAttention.own_values or "v" in self.cached()
-        return fits and (not part.uses_values or (self.has_values and finds))
+        values = type(self).own_values is not SoftmaxAttention.own_values or "v" in self.cached()
+        return fits and (not part.uses_values or (self.has_values and values))
 
     def add_part(self, name: str, part: Part) -> None:
-        """Add a part under this name; parts act in the order in which they were added.
+        """Add a part under this name; parts act in the order in which you add them.
 
         Raises ValueError if it does not fit the mechanism.
         """
         if not self.takes(part):
             raise ValueError(
-                f"{name} acts on queries, keys or values of each head, and "
-                f"{type(self).__name__} has no single one per head; leave the part out"
+                f"{name} acts on each head's queries, keys or values, and "
+                f"{type(self).__name__} does not have one of each per head; leave the part out"
             )
         try:
             inspect.signature(part.mix).bind(..., ..., ...)
         except TypeError:
-            need = f"{name} lacks an argument: give it mix(self, y_BHTD, x_BTE, own)"
-            raise ValueError(need) from None
+            missing = f"{name}.mix lacks an argument; define mix(self, y_BHTD, x_BTE, own)"
+            raise ValueError(missing) from None
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
         self.parts[name] = part
@@ -345,7 +345,7 @@ def split_heads(x_BTX: Tensor, heads: int) -> Tensor:
 
 
 def seen_pairs(T: int, S: int, rule: Rule) -> int:
-    """Count the pairs of a query and a key that it sees in one causal head.
+    """Count the pairs of a query and a key that it sees, in one causal head.
 
     The T queries are the last of S tokens.
     """

@@ -1,4 +1,4 @@
-"""The model, the tokenizer and the data of a run, built from its settings, and matched variants.
+"""Builds a run's model, tokenizer and data from its settings, and matches variants.
 
 It may import `settings` and what comes before it. Start reading at `model.py`.
 """

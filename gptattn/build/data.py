@@ -12,7 +12,7 @@ from gptattn.settings.values import check_type
 
 
 def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
-    """Build the tokenizer; if its vocabulary comes from the text, it has none yet.
+    """Build the tokenizer; a vocabulary that comes from the text is still missing.
 
     Raises ConfigError or DataError, naming the field.
     """
@@ -22,8 +22,8 @@ def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
 def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     """Load the text of these settings and tokenize it, or draw the rows of their task.
 
-    `tokenizer`: one that is built already. Raises DataError or ConfigError, naming the field, or
-    DiskError if the cache cannot be used.
+    `tokenizer`: one already built. Raises DataError or ConfigError, naming the field, or DiskError
+    if the cache cannot be used.
     """
     request = build_request(cfg, tokenizer or build_tokenizer(cfg))
     data = build_source(cfg).load(request)
@@ -31,20 +31,18 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
         raise ConfigError("budget.accuracy", "works only with a task, such as data=recall")
     for length in cfg.validation.lengths:
         if not isinstance(data, TaskData):
-            of_text = "of a text, gptattn-evaluate measures the loss at any length"
-            raise ConfigError("validation.lengths", f"works only with a task; {of_text}")
+            instead = "for a text, gptattn-evaluate measures the loss at any length"
+            raise ConfigError("validation.lengths", f"works only with a task; {instead}")
         data.task.check_length("validation.lengths", length)
     if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
-        raise ConfigError(
-            "sample.tokens", f"{request.data_name} has no text that could go on; give 0"
-        )
+        raise ConfigError("sample.tokens", f"{request.data_name} has no text to continue; give 0")
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(request.tokenizer, cfg.sample.prompt)
     return data
 
 
 def build_request(cfg: TrainConfig, tokenizer: Tokenizer) -> Request:
-    """Return what these settings ask of a source of data."""
+    """Return what these settings request from a data source."""
     mask_documents = cfg.data.get(MASK_DOCUMENTS, False)
     check_type(f"data.{MASK_DOCUMENTS}", mask_documents, bool)
     return Request(
@@ -60,16 +58,16 @@ def build_request(cfg: TrainConfig, tokenizer: Tokenizer) -> Request:
 
 
 def build_source(cfg: TrainConfig) -> Source:
-    """Build the source of the data, which is not read yet. Raises ConfigError, naming the field."""
-    # How the text is used is nothing that its source has to know.
-    own = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
-    found = construct("data", own, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
-    if isinstance(found, str):  # a function of the user's
-        return PlainText([found])
-    if not isinstance(found, Source):
+    """Build the data source without reading it. Raises ConfigError, naming the field."""
+    # The source doesn't need to know how its text is used.
+    spec = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
+    source = construct("data", spec, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
+    if isinstance(source, str):  # from the user's own function
+        return PlainText([source])
+    if not isinstance(source, Source):
         raise ConfigError(
             "data._target_",
             "does not give text; name a gptattn.data.run_data.Source, or a function that returns "
             "a str",
         )
-    return found
+    return source

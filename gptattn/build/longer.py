@@ -10,21 +10,21 @@ from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.settings.config import Spec, TrainConfig
 
-TOLERANCE = 1e-4  # of hidden states, whose size is about 1
+TOLERANCE = 1e-4  # for hidden states, which are of size 1 or so
 
 
 def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:
-    """Return the run's settings with another context, and shares of the trained one in tokens.
+    """Return the run's settings with another context; shares of the trained one become tokens.
 
     A window of a quarter of 128 tokens stays at 32. Stretched rotary positions keep their original
     context.
     """
-    own = {"attn": cfg.attn, "position": cfg.position}
+    default = {"attn": cfg.attn, "position": cfg.position}
     return replace(
         cfg,
         model=replace(cfg.model, context_length=length),
         layers={name: _in_tokens(one, cfg) for name, one in cfg.layers.items()},
-        **_in_tokens(own, cfg),
+        **_in_tokens(default, cfg),
     )
 
 
@@ -33,24 +33,24 @@ def _in_tokens(layer: dict[str, Spec], cfg: TrainConfig) -> dict[str, Spec]:
     if isinstance(attn.get("window"), float):
         layer = layer | {"attn": attn | {"window": window_of(attn["window"], trained)}}
     if position.get("stretch", 1) > 1 and position.get("original_context") is None:
-        of = round(trained / position["stretch"])
-        layer = layer | {"position": position | {"original_context": of}}
+        original = round(trained / position["stretch"])
+        layer = layer | {"position": position | {"original_context": original}}
     return layer
 
 
 def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
-    """Raise ConfigError if the model's weights do not fit one with a context of `length`.
+    """Raise ConfigError if the model's weights do not fit a context of `length`.
 
-    `model` is that of these settings; it may be on the meta device.
+    `model` is built from these settings; it can be on the meta device.
     """
     trained = cfg.model.context_length
     if length <= trained:
         return
     with torch.device("meta"):
-        own = build_model(lengthen_settings(cfg, length), model.vocab_size).state_dict()
-    bound = [n for n, weight in model.state_dict().items() if own[n].shape != weight.shape]
-    if bound:
-        what = bound[0]
+        longer = build_model(lengthen_settings(cfg, length), model.vocab_size).state_dict()
+    unfit = [n for n, weight in model.state_dict().items() if longer[n].shape != weight.shape]
+    if unfit:
+        what = unfit[0]
         if what.startswith("input_position."):
             what = f"position={cfg.choices['position']}"
         raise ConfigError(
@@ -64,9 +64,9 @@ def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
 def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     """Return the model of these settings with a context of at least `length`, in eval mode.
 
-    It shares the weights of `model`, and changes with them; no random number is drawn. Raises
-    ConfigError if they do not fit it, or if it computes something else within the trained length,
-    as it may with a setting that is a share of the context.
+    It shares the weights of `model`, and changes with them; it draws no random numbers. Raises
+    ConfigError if the weights do not fit, or if its outputs within the trained length differ, as
+    they can if a setting is a share of the context.
     """
     trained, weights = cfg.model.context_length, model.state_dict(keep_vars=True)
     if length <= trained:
@@ -75,19 +75,19 @@ def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     with torch.random.fork_rng(devices=[]):
         longer = build_model(lengthen_settings(cfg, length), model.vocab_size).eval()
     longer.load_state_dict(weights, assign=True)
-    longer.to(model.head.weight)  # also what is not among the weights
+    longer.to(model.head.weight)  # buffers too
     ids = torch.arange(trained, device=model.head.weight.device)[None] % model.vocab_size
     learning, blank = model.training, [w for w in model.parameters() if not w.any()]
-    for weight in blank:  # with `block.zero_init`, layers without effect would all seem right
+    for weight in blank:  # with `block.zero_init`, layers add 0, so any of them would seem right
         weight.copy_(torch.linspace(-0.02, 0.02, weight.numel()).view_as(weight))
-    apart = (model.eval().hidden(ids) - longer.hidden(ids)).abs().max().item()
+    difference = (model.eval().hidden(ids) - longer.hidden(ids)).abs().max().item()
     model.train(learning)
     for weight in blank:
         weight.zero_()
-    if apart > TOLERANCE:
+    if difference > TOLERANCE:
         raise ConfigError(
             "lengths",
-            f"{length}: {cfg.variant} built for this length computes something else "
-            f"within {trained} tokens; give lengths up to {trained}",
+            f"{length}: built for this length, {cfg.variant} gives other outputs within its "
+            f"{trained} trained tokens; give lengths up to {trained}",
         )
     return longer

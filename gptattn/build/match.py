@@ -1,6 +1,6 @@
-"""Match a variant to another in parameters or FLOPs by changing the width of its MLP.
+"""Matches a variant to another in parameters or FLOPs by changing the width of its MLP.
 
-Costs come from `measure_cost` on the meta device, never from a second formula.
+Costs come from `measure_cost` on the meta device.
 """
 
 from dataclasses import replace
@@ -17,20 +17,20 @@ FIGURES = {"params": "params", "flops": "flops_per_token"}
 
 
 def apply_match(cfg: TrainConfig, vocab_size: int) -> TrainConfig:
-    """Return the settings with `cfg.match` applied, which is not `none`, and with `match_made`.
+    """Return the settings with `cfg.match`, which is not `none`, applied and set as `match_made`.
 
-    Settings that are matched already, those in a run's record, stay as they are. Raises
-    ConfigError if the variant cannot be matched.
+    Settings from a run's record are matched already and don't change. Raises ConfigError if the
+    variant cannot be matched.
     """
     if cfg.match_made is not None:
         return cfg
     assert cfg.match_attn is not None
-    plain = {"pattern": None, "layers": {}, "part": {}, "match": "none"}
+    without = {"pattern": None, "layers": {}, "part": {}, "match": "none"}
     choices = cfg.choices | {"attn": cfg.match_to}
-    reference = replace(cfg, attn=cfg.match_attn, choices=choices, **plain)
+    reference = replace(cfg, attn=cfg.match_attn, choices=choices, **without)
     target = _measure_figure(cfg, reference, vocab_size)
     new = _match_width(cfg, vocab_size, target)
-    made = {
+    record = {
         "what": cfg.match,
         "to": cfg.match_to,
         "field": "model.d_mlp",
@@ -39,11 +39,11 @@ def apply_match(cfg: TrainConfig, vocab_size: int) -> TrainConfig:
         "target": target,
         "reached": _measure_figure(cfg, new, vocab_size),
     }
-    return replace(new, match_made=made)
+    return replace(new, match_made=record)
 
 
 def describe_match(made: Spec) -> str:
-    """Return a line for a run's `match_made`: what was changed, and how near the costs are now."""
+    """Return a line for a run's `match_made`: what changed, and how close the costs are now."""
     field, before, after = made["field"], made["before"], made["after"]
     change = f"{field} {before} -> {after}"
     if before == after:
@@ -54,15 +54,15 @@ def describe_match(made: Spec) -> str:
 
 
 def _measure_figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:
-    """Return the figure that `cfg` matches, of the model of the settings `of`."""
+    """Return the cost that `cfg` matches, of the model built from the settings `of`."""
     with torch.device("meta"):
         return getattr(measure_cost(build_model(of, vocab_size)), FIGURES[cfg.match])
 
 
 def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> TrainConfig:
-    """Return the settings with the MLP's width that comes nearest.
+    """Return the settings with the MLP width that comes nearest.
 
-    Parameters and FLOPs are linear in it: two points give the line.
+    Parameters and FLOPs are linear in the width, so two points give the line.
     """
 
     def at(width: int) -> TrainConfig:
@@ -74,8 +74,8 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> TrainConfi
     if abs(reached - target) > TOLERANCE * target:
         raise ConfigError(
             "match",
-            f"no width of the MLP brings {cfg.variant}'s {cfg.match} within {TOLERANCE:.0%} of "
-            f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
-            f"{reached:,.0f}, and a larger model would come nearer",
+            f"no MLP width brings {cfg.variant}'s {cfg.match} within {TOLERANCE:.0%} of "
+            f"{cfg.match_to}'s {target:,.0f} (the nearest, d_mlp={width}, gives "
+            f"{reached:,.0f}); use a larger model, which comes nearer",
         )
     return at(width)

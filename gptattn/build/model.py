@@ -1,4 +1,4 @@
-"""Builds the model of a run and its layers from the settings."""
+"""Builds a run's model and its layers from the settings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ from gptattn.settings.construct import (
 )
 from gptattn.settings.layers import quote
 
-# Settings of a position, and a number of heads -> the encoding that layers with both share.
+# (settings of a position, number of heads) -> the encoding that layers with both share.
 Encodings = dict[tuple[str, int], HeadPosition]
 
 
@@ -43,13 +43,13 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     if given is not None and given < vocab_size:
         raise ConfigError(
             "model.vocab_size",
-            f"{given} is below the {vocab_size:,} ids of the data; give that many or more, or null",
+            f"{given} is below the data's {vocab_size:,} ids; give that many or more, or null",
         )
     kinds = cfg.kinds()
     chosen_parts = {name: spec for kind in kinds for name, spec in kind.part.items()}
     for name, spec in chosen_parts.items():
         if "_target_" not in spec:
-            raise ConfigError(f"part.{name}", f"is not chosen; give part=[{name}] as well")
+            raise ConfigError(f"part.{name}", f"is set but not chosen; add part=[{name}]")
         target = find_target(f"part.{name}", spec, cfg.allow_targets)
         refuses = target.refuses if isinstance(target, type) and issubclass(target, Part) else {}
         for other in (*chosen_parts, f"position={cfg.choices['position']}"):
@@ -82,8 +82,8 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     if in_heads and not encodings:
         raise ConfigError(
             "position",
-            f"{name_position(cfg)} acts on queries and keys, and {chosen} knows the order of the "
-            "tokens without them; use position=none, position=learned or position=sinusoidal",
+            f"{name_position(cfg)} acts on queries and keys, but {chosen} already encodes order; "
+            "use position=none, position=learned or position=sinusoidal",
         )
     attentions = [one.attention for one in built.layers()]
     taken = [list_parts(attention) for attention in attentions]
@@ -91,16 +91,17 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     if unused:
         raise ConfigError(
             "part",
-            f"{chosen} has no single key and value per head for a part to act on, so it cannot "
-            f"take {', '.join(unused)}; leave that out, or take another attention",
+            f"{chosen} does not have one key and one value per head, so it cannot take "
+            f"{', '.join(unused)}; leave that out, or use another attention",
         )
     for layer, attention in enumerate(attentions):
         for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():
             if isinstance(module, Attention | Part) and not module.keeps_documents:
+                title = getattr(module, "title", type(module).__name__)
                 raise ConfigError(
                     f"data.{MASK_DOCUMENTS}",
-                    f"{getattr(module, 'title', type(module).__name__)} in layer {layer} does not "
-                    "keep documents apart; leave one of the two out",
+                    f"{title} in layer {layer} does not keep documents apart; leave it out, or set "
+                    f"data.{MASK_DOCUMENTS}=false",
                 )
     bound = ((layer, one) for layer, one in enumerate(attentions) if not one.shares_freely)
     needed = {name for attention in attentions for name in attention.needs()}
@@ -109,28 +110,28 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     ]
     if unread:
         layer, name = unread[0]
-        said = f"layer {layer} provides {name}, and no later layer takes them"
+        problem = f"layer {layer} provides {name}, but no later layer takes them"
         if cfg.pattern is None:
-            raise ConfigError("model.num_layers", f"{said}; give the model more layers")
-        raise ConfigError("pattern", f"{said}; put one that does after it")
+            raise ConfigError("model.num_layers", f"{problem}; give the model more layers")
+        raise ConfigError("pattern", f"{problem}; add a layer after it that does")
     return built
 
 
 def resolve_backends(
     cfg: TrainConfig, device: torch.device, tools: Toolchain | None = None
 ) -> tuple[TrainConfig, list[str]]:
-    """Return the settings with a backend in place of each `auto`; on a GPU, a line for each kind.
+    """Return the settings with a backend for each `auto` and, on a GPU, a line for each kind.
 
-    What a sweep has chosen is taken. `tools`: those of another machine. Raises as `build_model`.
+    A sweep's choices are kept. `tools` describes another machine. Raises as `build_model`.
     """
-    if (sizes := cfg.match_attn or {}).get("backend") == "auto":  # it is counted, and never runs
+    if (sizes := cfg.match_attn or {}).get("backend") == "auto":  # it is only counted
         target = find_target("match_to", sizes, cfg.allow_targets)
         cfg = replace(cfg, match_attn=sizes | {"backend": getattr(target, "plain_backend", "auto")})
-    # On a CPU, a kind without the setting is recorded as it is.
+    # On a CPU, a kind without the setting stays as it is.
     default = "auto" if device.type == "cuda" else ""
-    waiting = [kind for kind in cfg.kinds() if kind.attn.get("backend", default) == "auto"]
-    targets = {kind.field: find_target(*kind[:2], cfg.allow_targets) for kind in waiting}
-    # A mechanism of the user's own may have no such argument.
+    automatic = [kind for kind in cfg.kinds() if kind.attn.get("backend", default) == "auto"]
+    targets = {kind.field: find_target(*kind[:2], cfg.allow_targets) for kind in automatic}
+    # A user's own mechanism may not have this argument.
     targets = {k: one for k, one in targets.items() if "backend" in arguments_of(one).types}
     plain = {field: getattr(target, "plain_backend", "") for field, target in targets.items()}
     chosen, notes = {field: name for field, name in plain.items() if name}, dict[str, None]()
@@ -152,7 +153,7 @@ def resolve_backends(
                     why = why if chosen[field] == name else "as the sweep chose"
                     notes[f"{field}.backend={chosen[field]}" + f": {why}" * bool(why)] = None
     except RuntimeError:
-        notes["backend: a layer reads values when it is built, so it has no faster kernel"] = None
+        notes["backend: a layer reads values when built, so it has no faster kernel"] = None
     return cfg.with_backends(chosen), [*notes]
 
 
@@ -168,14 +169,13 @@ def build_layers(
     """Build the attention layers of a recipe, or of an attention, for your own training loop.
 
     Each is an `Attention`, x [B, T, d_model] -> y [B, T, d_model], with its positions and parts,
-    initialised as in a run. Norms, residuals and MLPs are yours; so are positions that act on
-    embeddings: those of recipe=gpt2, and of attn= without "position=rope". `overrides` are
-    train.py's, such as "attn.window=32"; without `recipe` and `attn` they choose the layers.
+    initialised as in a run. You add norms, residuals and MLPs, and any positions that act on
+    embeddings: recipe=gpt2 has these, and so has attn= without "position=rope". `overrides` are
+    train.py's, such as "attn.window=32"; without `recipe` and `attn`, they choose the layers.
 
     Layers that share state (cross_layer, rwkv7, value_residual) need one `Shared` per forward pass,
-    the same for all layers: `layer(x, cache, shared)` with `shared = Shared(range(T))`, or with
-    caches `Shared(caches.next_positions(T))` of their `CacheGroup`. Layers without it may have it
-    too.
+    the same for all layers: `layer(x, cache, shared)` with `shared = Shared(range(T))`, or, with
+    caches in a `CacheGroup`, `Shared(caches.next_positions(T))`. Other layers accept it too.
 
     Raises ConfigError, with train.py's message.
     """
@@ -190,7 +190,7 @@ def build_layers(
         [
             *(f"{group}={quote(name)}" for group, name in named.items() if name is not None),
             *(f"model.{name}={size}" for name, size in sizes.items()),
-            "model.mlp=none",  # they are not used
+            "model.mlp=none",  # MLPs are not used
             *overrides,
         ]
     )
@@ -198,9 +198,9 @@ def build_layers(
 
 
 def describe_missing_parts(cfg: TrainConfig, model: GPT) -> list[str]:
-    """Return a line for each part chosen for all layers that some kinds of layers do not take."""
+    """Return a line for each chosen part that some kinds of layers cannot take."""
     lines = []
-    kinds = dict.fromkeys(cfg.pattern or ())  # without one, a part that is not taken is refused
+    kinds = dict.fromkeys(cfg.pattern or ())  # without a pattern, such a part is refused
     layers = [*zip(cycle(cfg.pattern or ()), model.layers(), strict=False)]
     for name in cfg.part:
         has = {kind for kind, block in layers if name in list_parts(block.attention)}
@@ -220,8 +220,8 @@ def build_layer(
 ) -> Attention:
     """Build the attention of one layer, with its position and the parts that it takes.
 
-    `encodings`: the positions that earlier layers have, to which this adds. `provided`: what they
-    share with later ones, name -> the layer and its sizes, to which this adds.
+    This adds to `encodings`, the positions of earlier layers, and to `provided`, which maps a name
+    that they share with later ones to its layer and sizes.
     """
     group, spec, parts, chosen = cfg.layer(layer)
     for name in ("d_in", "d_out", "context_length"):
@@ -237,7 +237,7 @@ def build_layer(
         if "position" not in takes:
             raise ConfigError(
                 "position",
-                f"{name_position(cfg)} acts in the attention, and {target.__name__} takes no "
+                f"{name_position(cfg)} acts in the attention, but {target.__name__} takes no "
                 "position; use position=learned, position=sinusoidal or position=none",
             )
         heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
@@ -249,27 +249,27 @@ def build_layer(
         position = encodings[kind]
     shared = shared_arguments(cfg) | {"position": position, "layer": layer}
     shared["provided"] = frozenset(provided)
-    made = construct(group, spec, shared, cfg.allow_targets, nn.Module)
+    module = construct(group, spec, shared, cfg.allow_targets, nn.Module)
     sizes = cfg.model.d_model, cfg.model.d_model, cfg.model.context_length
-    if not isinstance(made, Attention) and position is not None and position.decays:
+    if not isinstance(module, Attention) and position is not None and position.decays:
         raise ConfigError(
             "position",
-            f"{name_position(cfg)} acts on scores, which {target.__name__} keeps to itself; use "
+            f"{name_position(cfg)} acts on scores, which {target.__name__} does not expose; use "
             "position=rope, position=learned, position=sinusoidal or position=none",
         )
-    attention = made if isinstance(made, Attention) else ForeignAttention(made, *sizes)
+    attention = module if isinstance(module, Attention) else ForeignAttention(module, *sizes)
     add_parts(attention, parts, layer, cfg.allow_targets, provided)
-    # A variant may check an argument only in `rule()`, which making a cache calls.
+    # A variant can check an argument as late as in `rule()`, which making a cache calls.
     with named_arguments(group, spec):
         attention.new_cache(1, 1)
     for name, sizes in attention.needs().items():
-        before, found = provided.get(name, (None, ""))
-        if found != sizes:
-            lack = f"layer {before} provides others ({found}); make these the same in both layers"
-            if before is None:
-                lack = "no earlier layer provides them; put one that does before it"
+        source, available = provided.get(name, (None, ""))
+        if available != sizes:
+            lack = f"layer {source} provides others ({available}); use the same in both layers"
+            if source is None:
+                lack = "no earlier layer provides them; add a layer before it that does"
             field = group.partition(".")[0]
-            raise ConfigError(field, f"layer {layer} needs {name} ({sizes}), and {lack}")
+            raise ConfigError(field, f"layer {layer} needs {name} ({sizes}), but {lack}")
     provided.update({name: (layer, sizes) for name, sizes in attention.provides().items()})
     return attention
 
@@ -285,7 +285,7 @@ def acts_in_heads(position: Spec, allow_targets: Sequence[str]) -> bool:
 
 
 def build_position(cfg: TrainConfig, position: Spec, heads: int) -> Any:
-    """Build a position encoding, for attentions with so many heads if it acts in them."""
+    """Build a position encoding, for `heads` heads if it acts in attentions."""
     shared = {
         "context_length": cfg.model.context_length,
         "d_model": cfg.model.d_model,
@@ -302,7 +302,7 @@ def add_parts(
     allow_targets: Sequence[str] = (),
     provided: Collection[str] = (),
 ) -> None:
-    """Build the parts for the sizes of this attention and add those that it takes, in this order.
+    """Build the parts for this attention's sizes, and add those that it takes, in this order.
 
     `provided`: the names of what earlier layers share with later ones.
     """
@@ -325,7 +325,7 @@ def add_parts(
 
 
 def shared_arguments(cfg: TrainConfig) -> dict[str, Any]:
-    """Return the arguments that an attention gets, beside its YAML's keys, if it declares them.
+    """Return the arguments that an attention gets, besides its YAML's keys, if it declares them.
 
     It can also declare `position`, a HeadPosition or None, `layer`, counted from 0, and `provided`,
     the names of what earlier layers share.
@@ -334,12 +334,12 @@ def shared_arguments(cfg: TrainConfig) -> dict[str, Any]:
 
 
 def name_position(cfg: TrainConfig) -> str:
-    """Return the name of the encoding and of the block, which may have brought it."""
+    """Return the encoding's name, and the block's, which may have set it."""
     return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"
 
 
 def build_matrix_rule(cfg: TrainConfig) -> MatrixRule | None:
-    """Build what updates the layers' matrices in place of AdamW; None if nothing does.
+    """Build the rule that updates the layers' matrices in place of AdamW; None without one.
 
     Raises ConfigError, naming the field.
     """

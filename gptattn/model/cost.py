@@ -1,4 +1,4 @@
-"""The costs of a model: pure functions of it, counted from its tensors."""
+"""A model's costs, counted from its tensors."""
 
 from dataclasses import dataclass
 
@@ -20,23 +20,23 @@ class Cost:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the number of parameters; a shared one counts once."""
+    """Return the number of parameters; shared ones count once."""
     return sum(p.numel() for p in module.parameters())
 
 
 def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
-    """Return the costs of this model; it may be on the meta device.
+    """Return this model's costs; the model can be on the meta device.
 
     params_embedding: token embedding (which is also the head, if tied) and learned positions.
-    flops_per_token: forward and backward (3 x forward) at full context, for rows of one document
-    each, even if documents are kept apart; a multiply-add counts as two. It counts each Linear
-    weight once, including the head, tied or not, and the scores and weighted sums of the pairs that
-    the mask allows (of a plain module see `attention.foreign`); what carries a state counts in the
-    form that trains it, in chunks. Norms, activations, softmax, biases, short convolutions before a
-    mechanism, the embedding's lookup and what activation checkpointing computes again are not
-    counted. If only a share of the tokens is `scored`, the head counts only there.
-    kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the dtype
-    of the weights; None if a layer has none and reads the whole prefix again.
+    flops_per_token: forward and backward (3 x forward) at full context, with one document per row,
+    even if documents are kept apart; a multiply-add counts as two. Counted: each Linear weight
+    once, the head included, tied or not; scores and weighted sums of the pairs that the mask allows
+    (for a plain module see `attention.foreign`); mechanisms with a state in their training form, in
+    chunks. Not counted: norms, activations, softmax, biases, short convolutions before a mechanism,
+    the embedding's lookup, and what activation checkpointing recomputes. If only a share of the
+    tokens is `scored`, the head counts only for those.
+    kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the
+    weights' dtype; None if a layer has no cache and reruns the whole prefix.
     """
     T = model.context_length
     embedding = model.token_embedding.weight.numel()
@@ -44,7 +44,7 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
         embedding += count_parameters(model.input_position)
     attentions = [block.attention for block in model.layers()]
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    # An untied head may be one of the Linear layers already.
+    # An untied head is one of the Linear layers already.
     matrices = {id(weight): weight.numel() for weight in [*linear, model.head.weight]}
     # If all are scored, whole numbers stay exact.
     left_out = (1 - scored) * model.head.weight.numel()

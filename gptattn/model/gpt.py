@@ -1,4 +1,4 @@
-"""A causal language model: its blocks, and GPT, which is given a function that makes attentions."""
+"""A causal language model: its blocks, and GPT, which takes a function that builds attentions."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ INIT_STD = 0.02
 class BlockStyle:
     """The block around the attention; GPT-2's by default.
 
-    `bias`: of the MLP's layers. `zero_init`: what attentions and MLPs add starts at 0.
+    `bias`: in the MLP's layers. `zero_init`: attentions and MLPs add 0 at first.
     """
 
     norm: str = "layer"
@@ -57,7 +57,7 @@ class MLP(nn.Module):
         return self.down(self.activation(self.up(x)))
 
     def activation(self, x: Tensor) -> Tensor:
-        """Return what the second layer reads."""
+        """Return the second layer's input."""
         return F.gelu(x, approximate="tanh")
 
 
@@ -124,9 +124,9 @@ class GPT(nn.Module):
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
     attention encodes positions, or nothing does. `style` describes the block around it; with
-    `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`. With
-    `activation_checkpointing` training keeps only each block's input, and the backward pass
-    computes the block again (Chen et al. 2016, arXiv:1604.06174).
+    `tied_head`, the head uses the token embedding's weight. `shared_init`: see `DrawnByName`. With
+    `activation_checkpointing`, training keeps only each block's input, and the backward pass
+    recomputes the block (Chen et al. 2016, arXiv:1604.06174).
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -190,8 +190,8 @@ class GPT(nn.Module):
     def _initialise(self, embedding_std: float) -> None:
         """Draw all weights as GPT-2 does, whatever the style.
 
-        The std is 0.02, `embedding_std` for embeddings, and 0.02 / sqrt(n) for what writes to the
-        residual stream, where n counts attentions and MLPs together (with `zero_init`: 0).
+        The std is 0.02, `embedding_std` for embeddings, and 0.02 / sqrt(n) for layers that write to
+        the residual stream, where n counts attentions and MLPs together (with `zero_init`: 0).
         """
         if self.token_embedding.weight.is_meta:
             return
@@ -214,14 +214,14 @@ class GPT(nn.Module):
         """Return the last layer's output after the final norm [B, T, d_model].
 
         Advances the cache by T. `documents_BT` keeps documents apart, as if each had its own row:
-        equal numbers in a row are one document. `losses` gets the layers' own, as in `Shared`.
-        Raises ValueError for documents and a cache.
+        equal numbers in a row mark one document. `losses` collects the layers' losses, as in
+        `Shared`. Raises ValueError for documents with a cache.
         """
         x, shared = self._embed(ids, cache, documents_BT)
         shared.losses = losses
-        if cache is None:  # outside of the blocks, which would make them in every layer
-            made = [b.attention.make_masks(x, shared.positions) for b in self.layers()]
-            shared.masks = {reach: mask for masks in made for reach, mask in masks.items()}
+        if cache is None:  # made here, because each block would make them again
+            by_layer = [b.attention.make_masks(x, shared.positions) for b in self.layers()]
+            shared.masks = {reach: mask for masks in by_layer for reach, mask in masks.items()}
         learning = self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.layers()):
             if self.activation_checkpointing and learning and cache is None:
@@ -235,7 +235,7 @@ class GPT(nn.Module):
     def _embed(
         self, ids: Tensor, cache: CacheGroup | None, documents_BT: Tensor | None
     ) -> tuple[Tensor, Shared]:
-        """Return what the first block reads [B, T, d_model], and the tokens' positions."""
+        """Return the first block's input [B, T, d_model], and the tokens' positions."""
         T = ids.shape[1]
         length = T + (0 if cache is None else cache.length)
         if length > self.context_length:
@@ -260,9 +260,9 @@ class GPT(nn.Module):
         return F.linear(last_BE, self.head.weight)
 
     def prepare(self, rows: int | None) -> None:
-        """Optimise decoding of `rows` rows at a time, until prepare(None).
+        """Speed up decoding of `rows` rows at a time, until prepare(None).
 
-        On the CPU with 2 to 32 rows, or with bfloat16 weights, it holds a packed copy of the
+        On the CPU, with 2 to 32 rows or with bfloat16 weights, it holds a packed copy of the
         weights.
         """
         self._prepared_head = None if rows is None else PreparedWeight(self.head, rows)
@@ -282,9 +282,9 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. With
-        `scored`, the mean is over so many targets, all that are not IGNORED. `losses` gets the
-        layers' own in training, by name; they are not in the mean, and whoever trains adds them.
+        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. `scored` is
+        the number of targets that are not IGNORED; the mean is then over these. In training,
+        `losses` collects the layers' losses by name, for the training loop to add to the mean.
         """
         hidden = self.hidden(ids, None, documents_BT, losses)
         if scored is not None:
@@ -308,7 +308,7 @@ class GPT(nn.Module):
         return [i for i, block in enumerate(self.layers()) if isinstance(block.attention, HasMaps)]
 
     def attention_weights(self, ids: Tensor, documents_BT: Tensor | None = None) -> list[Tensor]:
-        """Return the attention weights [B, H, T, T] on these ids, of each layer that has them."""
+        """Return the attention weights [B, H, T, T] on these ids, for each layer that has them."""
         return [w_BHTS for _, w_BHTS in self.each_attention(ids, documents_BT)]
 
     @torch.no_grad()
@@ -334,16 +334,16 @@ def run_block(
 ) -> tuple[Tensor, Shared]:
     """Return the block's output, and the shared state for the next one.
 
-    The block gets only what it needs, so that compiled code finds the same in all layers of a kind,
-    and backward, which may run the block again, what the first run found.
+    The block gets only what it needs. So compiled code sees the same in all layers of a kind, and
+    if backward runs the block again, the block sees what it saw first.
     """
-    losses, given = shared.losses, {n: shared.state[n] for n in block.needs if n in shared.state}
-    own = replace(shared, state=given, losses=None if losses is None else {})
-    y = block(x, cache, own)
-    if losses is not None and own.losses:
-        for name, found in own.losses.items():
-            losses.setdefault(name, []).extend(found)
-    return y, replace(shared, state=shared.state | own.state)
+    losses, needed = shared.losses, {n: shared.state[n] for n in block.needs if n in shared.state}
+    visible = replace(shared, state=needed, losses=None if losses is None else {})
+    y = block(x, cache, visible)
+    if losses is not None and visible.losses:
+        for name, terms in visible.losses.items():
+            losses.setdefault(name, []).extend(terms)
+    return y, replace(shared, state=shared.state | visible.state)
 
 
 def _draw(module: nn.Module, embedding_std: float) -> None:

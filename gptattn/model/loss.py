@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 LOGITS_AT_A_TIME = 2**25  # 128 MiB in float32
 LOGITS_COMPILED = 2**30  # on a GPU: 2 GiB in half precision
 LOGITS_EAGER = 2**28  # with two copies of them in float32
-ALIGNED = 64  # rows of logits of another length would slow a GPU's products down
+ALIGNED = 64  # if rows of logits aren't a multiple of this, a GPU's products are slower
 IGNORED = -1  # the target of a position that is not scored
 
 
@@ -31,24 +31,24 @@ def linear_cross_entropy(
     LOGITS_COMPILED with `to_gradient`), in chunks of even size. The gradients of hidden and weight
     are computed in the same pass, so nothing is computed twice and backward can run only once.
     Under autocast the products run in the autocast dtype; the softmax, and the sum of the weight's
-    gradient over chunks, are in float32. A GPU turns logits into gradients in place, by
-    `to_gradient`: `logits_to_gradient`, or the same compiled. Raises ValueError if hidden states
-    and targets differ in number, or if there are none.
+    gradient over chunks, are in float32. On a GPU, `to_gradient` turns logits into gradients in
+    place: it is `logits_to_gradient`, plain or compiled. Raises ValueError if hidden states and
+    targets differ in number, or if there are none.
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
-            f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} differ in their "
-            "number of tokens"
+            f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} differ in number of "
+            "tokens"
         )
     tokens = targets.numel()
     if tokens == 0:
         raise ValueError(f"hidden {tuple(hidden.shape)} has no tokens, so there is no mean loss")
     most = _most_tokens(weight, to_gradient is not None) if chunk_tokens is None else chunk_tokens
     even = math.ceil(tokens / math.ceil(tokens / most))
-    # Asked here, because inside forward() gradients are always off, and `requires_grad` of a
-    # parameter is True even under no_grad.
+    # Checked here, because inside forward() gradients are always off, and a parameter's
+    # `requires_grad` is True even under no_grad.
     learning = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if hidden.is_cuda and to_gradient is None:
         to_gradient = logits_to_gradient
@@ -60,8 +60,8 @@ def linear_cross_entropy(
 def drop_ignored(hidden: Tensor, targets: Tensor, n: int, *labels: Tensor) -> tuple[Tensor, ...]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
-    hidden [..., d], targets [...], as are any `labels`, which come with them. The head then costs
-    nothing at the others. The host knows n, so it need not wait for a GPU to count.
+    hidden [..., d], targets [...]; any `labels` [...] are reduced in the same way. The head then
+    costs nothing at the others. The caller knows n, so the host doesn't wait for a GPU to count.
     """
     where = (targets.flatten() != IGNORED).nonzero_static(size=n).squeeze(1)
     scored, *labelled = (one.flatten().index_select(0, where) for one in (targets, *labels))
@@ -71,7 +71,7 @@ def drop_ignored(hidden: Tensor, targets: Tensor, n: int, *labels: Tensor) -> tu
 def find_hits(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
-    """Return which targets have the largest logit of hidden @ weight.T; arguments as above."""
+    """Return whether each target has the largest logit of hidden @ weight.T; arguments as above."""
     most = _most_tokens(weight) if chunk_tokens is None else chunk_tokens
     chunks = zip(hidden.flatten(0, -2).split(most), targets.flatten().split(most), strict=True)
     return torch.cat([(x @ weight.T).argmax(-1) == y for x, y in chunks])
@@ -85,12 +85,12 @@ def _most_tokens(weight: Tensor, compiled: bool = False) -> int:
 def logits_to_gradient(logits: Tensor, targets: Tensor) -> Tensor:
     """Replace logits [n, V] by softmax - one-hot; return the log-probabilities of targets [n, 1].
 
-    These are in float32 or wider.
+    The log-probabilities are in float32 or wider.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     log_p = logits.log_softmax(-1, dtype=wide)
     scored = log_p.gather(1, targets)
-    if torch.compiler.is_compiling():  # into one loop, which a scatter would break up
+    if torch.compiler.is_compiling():  # one loop; a scatter would break it up
         columns = torch.arange(logits.shape[1], device=logits.device)
         logits.copy_(log_p.exp() - (columns == targets).to(wide))
     else:
@@ -115,7 +115,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(dtype, torch.float32)
         V, x, head, share = len(weight), hidden.to(dtype), weight.to(dtype), 1 / len(targets)
         if to_gradient is not None and V % ALIGNED:
-            head = F.pad(head, (0, 0, 0, -V % ALIGNED))  # the logits of these are 0, and stay so
+            head = F.pad(head, (0, 0, 0, -V % ALIGNED))  # padding, with logits that stay 0
         # Summing many chunks in half precision would lose a bit or two.
         several = chunk_tokens < len(targets)
         sum_dtype = torch.promote_types(weight.dtype, torch.float32) if several else weight.dtype
@@ -150,7 +150,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.grads is None:
-            raise RuntimeError("linear_cross_entropy runs backward once; call it again")
+            raise RuntimeError("linear_cross_entropy runs backward once; compute the loss again")
         grad_hidden, grad_weight = ctx.grads
         # Without our reference, autograd can keep these buffers instead of copying them.
         ctx.grads = None
@@ -162,7 +162,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(out: Tensor, keep: bool, a: Tensor, b: Tensor, factor: float) -> None:
-    """Set out = factor * a @ b, or add that to `out` if `keep`; else `out` is not read."""
+    """Set out = factor * a @ b, without reading `out`; if `keep`, add the product to it."""
     if out.dtype == a.dtype:
         out.addmm_(a, b, beta=keep, alpha=factor)
     elif a.is_cuda and out.dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Initial weights shared by variants: each is drawn from the seed and its name."""
+"""Initial weights shared by variants: each depends only on the seed and its name."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,17 +10,17 @@ from torch.overrides import TorchFunctionMode
 
 from gptattn.errors import ConfigError
 
-# Methods that fill a tensor with random numbers, and functions of nn.init that reach the mode
-# before they call one.
+# Methods that fill a tensor with random numbers, and functions of nn.init that the mode sees before
+# they call one.
 DRAWS = {"normal_", "uniform_", "kaiming_uniform_"}
 
 
 class DrawnByName(TorchFunctionMode):
     """Inside this context, each parameter of `model` is drawn from the seed and its name.
 
-    Parameters with the same name that two variants draw in the same way then start alike; if a
-    matrix has fewer rows in one of them, those rows do. The seed is that of the last
-    `torch.manual_seed`. What a mechanism draws in its constructor stays as it is.
+    If two variants draw a parameter of the same name in the same way, it then starts with the same
+    values; if a matrix has fewer rows in one of them, those rows do. The seed comes from the last
+    `torch.manual_seed`. What a mechanism draws in its constructor doesn't change.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -39,10 +39,10 @@ class DrawnByName(TorchFunctionMode):
         if func.__name__ in DRAWS:
             tensor = args[0] if args else kwargs["tensor"]  # nn.init gives it by name
             if (name := self._names.get(_memory(tensor))) is not None:
-                # A mechanism may draw a parameter in parts, each through a view.
-                drawn = f"{torch.initial_seed()} {name} {tensor.storage_offset()}"
-                # torch's CPU generator only uses the low 32 bits of a seed.
-                key = int(hashlib.sha256(drawn.encode()).hexdigest()[:8], 16)
+                # A mechanism can draw a parameter in parts, each through a view.
+                source = f"{torch.initial_seed()} {name} {tensor.storage_offset()}"
+                # torch's CPU generator uses only the low 32 bits of a seed.
+                key = int(hashlib.sha256(source.encode()).hexdigest()[:8], 16)
                 kwargs["generator"] = torch.Generator(tensor.device).manual_seed(key)
         return func(*args, **kwargs)
 
@@ -51,8 +51,8 @@ class DrawnByName(TorchFunctionMode):
         if not torch.equal(self._before, torch.get_rng_state()):
             raise ConfigError(
                 "shared_init",
-                "needs layers that draw their weights with normal_ or uniform_, and one of these "
-                "draws in another way; leave it out",
+                "works only if all layers draw their weights with normal_ or uniform_, but one of "
+                "them doesn't; leave it out",
             )
 
 

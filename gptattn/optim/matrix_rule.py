@@ -17,11 +17,11 @@ class MatrixRule(ABC):
 
     @abstractmethod
     def new_state(self, matrix: Tensor) -> State:
-        """Return the matrix's state before its first update; its `step` is kept as well."""
+        """Return the matrix's state before its first update; the optimizer adds a `step`."""
 
     @abstractmethod
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
-        """Return each matrix's direction, of which lr times is subtracted; update the states."""
+        """Return each matrix's direction, which is subtracted times lr; update the states."""
 
 
 def split_by_decay(
@@ -36,7 +36,7 @@ def split_by_decay(
 
 
 class CombinedAdamW(torch.optim.AdamW):
-    """AdamW, and `rule` for the parameters of the group with `by_rule`.
+    """AdamW, with `rule` for the parameters of the group marked `by_rule`.
 
     Weight decay is decoupled in both: a weight shrinks by lr * weight_decay of itself.
     """
@@ -47,7 +47,7 @@ class CombinedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take a step, which drops the gradients of the rule's parameters."""
+        """Take a step; the gradients of the rule's parameters are dropped."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -67,7 +67,7 @@ class CombinedAdamW(torch.optim.AdamW):
                 self.state[p] = {"step": step, **self.rule.new_state(p)}
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
-        if matrices:  # a list at a time: on a GPU one kernel each
+        if matrices:  # a list per call: one kernel each on a GPU
             torch.ops.aten._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
             torch.ops.aten._foreach_sub_(matrices, directions, alpha=group["lr"])
             torch.ops.aten._foreach_add_([self.state[p]["step"] for p in matrices], 1)

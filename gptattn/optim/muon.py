@@ -16,7 +16,7 @@ from gptattn.optim.matrix_rule import MatrixRule, State
 Iteration = Literal["polar_express", "newton_schulz"]
 Quintic = tuple[float, float, float]  # s -> a s + b s^3 + c s^5
 
-# Jordan et al. 2024, Muon: the same at each step. Values between 0.7 and 1.2, after five.
+# Jordan et al. 2024, Muon: the same at each step; after five, values are between 0.7 and 1.2.
 NEWTON_SCHULZ: Quintic = (3.4445, -4.7750, 2.0315)
 # Amsel et al. 2025, arXiv:2505.16932, listing 2: the best for singular values from 1e-3 to 1. The
 # last one repeats.
@@ -30,23 +30,23 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# Rounding may bring singular values above 1, where Polar Express's polynomials grow fast.
+# Rounding can push singular values above 1, where Polar Express's polynomials grow fast.
 SAFETY = 1.01
 EPS = 1e-7  # avoids a division by 0, as in both papers' code
 # With more, `compute_whitener` fails in float32 at low rank: each step multiplies the rounding
 # errors of squared singular values near 0 by up to 69, and below -1 they grow without bound.
 MAX_STEPS = 7
-# With at least this ratio of the sides, products of the shorter side only are faster.
+# From this ratio of the sides on, products of only the shorter side are faster.
 WIDE = 2
 
 
 class Muon(MatrixRule):
-    """The direction of a matrix [m, n] is rms * sqrt(max(m, n)) times about U V^T of U S V^T.
+    """The direction of a matrix [m, n] is about rms * sqrt(max(m, n)) U V^T.
 
-    U S V^T is the average gradient m <- momentum m + (1 - momentum) g, with `nesterov` that average
-    taken one step further. The direction's numbers have about the root mean square `rms`, more with
-    fewer than five steps; AdamW's have about 0.2, so that one learning rate suits both. Matrices of
-    one shape, or its transpose, are computed together.
+    U S V^T is the average gradient m <- momentum m + (1 - momentum) g; `nesterov` takes that
+    average one step further. The direction's root mean square is about `rms`, more with fewer than
+    five steps; AdamW's is about 0.2, so one learning rate suits both. Matrices of one shape, or its
+    transpose, are computed together.
 
     `steps` steps of `iteration` bring the singular values near 1: on a CPU in float32 or the
     weights' wider format, on a GPU in bfloat16, as in the sources.
@@ -77,15 +77,15 @@ class Muon(MatrixRule):
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for i, x in enumerate(averages):
             groups[min(x.shape), max(x.shape)].append(i)
-        found: list[Tensor] = list(averages)
+        directions: list[Tensor] = list(averages)
         for (short, long), members in groups.items():
-            own = [averages[i] for i in members]
-            x_NPQ = torch.stack([x if len(x) == short else x.mT for x in own])
+            same = [averages[i] for i in members]
+            x_NPQ = torch.stack([x if len(x) == short else x.mT for x in same])
             y_NPQ = self._orthogonalise(x_NPQ).to(x_NPQ.dtype)
             y_NPQ *= self.rms * max(short, long) ** 0.5
             for i, y_PQ in zip(members, y_NPQ.unbind(), strict=True):
-                found[i] = y_PQ if averages[i].shape == y_PQ.shape else y_PQ.mT
-        return found
+                directions[i] = y_PQ if averages[i].shape == y_PQ.shape else y_PQ.mT
+        return directions
 
     def _orthogonalise(self, x_NPQ: Tensor) -> Tensor:
         """Return the matrices with singular values near 1."""
@@ -126,11 +126,11 @@ def compute_polar_factor(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
 
 
 def compute_whitener(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
-    """Return W [N, P, P] of which W x is `compute_polar_factor(x)`.
+    """Return W [N, P, P] such that W x is `compute_polar_factor(x)`.
 
-    All products are of [P, P] but the first, so for P well below Q it takes less work. Singular
-    values below 1e-4 of the largest are lost in float32, since it works with their squares. Give at
-    most MAX_STEPS there.
+    All products but the first are [P, P], so for P well below Q it takes less work. It squares
+    singular values, so in float32 it loses those below 1e-4 of the largest; take at most MAX_STEPS
+    steps there.
     """
     scale = _bound_norm(x_NPQ, polynomials)
     x = x_NPQ / scale

@@ -7,11 +7,11 @@ from gptattn.position.base import Documents, HeadPosition, Positions
 
 
 class LinearBias(HeadPosition):
-    """A score falls by a slope per head times the distance between query and key.
+    """Each score falls by its head's slope times the distance between query and key.
 
-    With H heads, a power of two, head i has the slope 2^(-8 (i + 1) / H). For other H, the heads
-    have the slopes for the next lower power of two, then every second one of those for the next
-    higher. Nothing is trained.
+    If H is a power of two, head i has the slope 2^(-8 (i + 1) / H). For other H, heads take the
+    slopes for the next lower power of two, then every second slope for the next higher one. Nothing
+    is trained.
 
     Source: Press et al. 2021, arXiv:2108.12409, sec. 3; other H: the authors' code.
     """
@@ -23,7 +23,7 @@ class LinearBias(HeadPosition):
         super().__init__()
         below = 1 << (num_heads.bit_length() - 1)  # the power of two at or below num_heads
         slopes = _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
-        # In float64: float32 knows a slope of 1/2 times position 9,999 only to 0.001.
+        # In float64: a slope of 1/2 times position 9,999 is precise only to 0.001 in float32.
         slope_H = torch.tensor(slopes, dtype=torch.float64)
         self.register_buffer("slope_H", slope_H, persistent=False)
 

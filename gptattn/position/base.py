@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Positions in rows of several documents, or parts of them, which do not see each other.
+    """Positions in rows that hold several documents, or parts of them, and keep them apart.
 
-    start_BT: the place in the row where each token's document begins. Positions count from there.
+    start_BT: the index in the row where each token's document begins. Positions count from there.
     """
 
     start_BT: Tensor
 
     @classmethod
     def numbered(cls, number_BT: Tensor) -> "Documents":
-        """Return the positions for rows in which a document is a run of equal numbers."""
+        """Return the positions for rows where equal numbers in a run mark one document."""
         begins_BT = F.pad(number_BT[:, 1:] != number_BT[:, :-1], (1, 0))
         place_T = torch.arange(number_BT.shape[1], device=number_BT.device)
         return cls((begins_BT * place_T).cummax(dim=1).values)
@@ -34,14 +34,14 @@ class Documents:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Where documents begin in all rows, laid end to end, and where the last one ends."""
-        with torch.inference_mode(False):  # a validation's serve in training, too
-            begins = (self.position_BT == 0).flatten().nonzero()[:, 0]  # here the host waits
+        """Where documents begin in all rows, joined end to end, and where the last one ends."""
+        with torch.inference_mode(False):  # training can reuse validation's
+            begins = (self.position_BT == 0).flatten().nonzero()[:, 0]  # the host waits here
             return F.pad(begins, (0, 1), value=self.start_BT.numel())
 
 
 # Token positions: a range, known on the host and the same for all rows; or int64 [T] or [B, T],
-# where -1 marks an entry without a token, as in left padding; or those in documents.
+# with -1 for an entry without a token, as in left padding; or `Documents`.
 Positions = range | Tensor | Documents
 
 
@@ -68,8 +68,8 @@ class InputPosition(nn.Module, ABC):
 class HeadPosition(nn.Module):
     """A position encoding that acts in every layer, on queries and keys or on their scores.
 
-    Layers with the same heads share one, so it has no parameters. A subclass overrides `rotate`, or
-    `decay` with `decays` set.
+    Layers with the same heads share one, so it has no parameters. A subclass overrides `rotate` and
+    sets `rotates`, or overrides `decay` and sets `decays`.
     """
 
     rotates: ClassVar[bool] = False  # whether `rotate` changes anything
@@ -87,5 +87,5 @@ class HeadPosition(nn.Module):
         return q_BHTD, k_BGTD
 
     def decay(self, positions: Positions) -> Tensor:
-        """Return c [B or 1, H, N]: a score gets c of its query minus c of its key."""
+        """Return c [B or 1, H, N]; each score gets its query's c minus its key's c added."""
         raise AssertionError(f"{type(self).__name__} does not decay")

@@ -10,7 +10,7 @@ from torch import Tensor
 from gptattn.position.base import HeadPosition, Positions, table_index
 
 # YaRN: a pair that turns at least FAST times over the original context keeps its frequency; one
-# that turns at most SLOW times is slowed down by the whole stretch.
+# that turns at most SLOW times is slowed down by the full stretch.
 FAST, SLOW = 32, 1
 Pairs = Literal["half", "neighbours"]
 
@@ -21,13 +21,12 @@ class RotaryPosition(HeadPosition):
     The half-split pairing is Llama's. pairs=neighbours rotates (x[2i], x[2i + 1]), as the paper and
     GLM-4 do, which is the same up to a permutation of the weights.
 
-    fraction: the share of a head that rotates, its first R numbers, the largest even number in
-    fraction * head_dim; the others pass unchanged, as in GPT-NeoX.
-    stretch: how many times longer the context is than the one that the weights were trained with,
-    which is `original_context` tokens, by default context_length / stretch. Frequencies and scores
-    change as in YaRN; 1.0 changes nothing.
+    fraction: the share of a head that rotates. Its first R numbers rotate, where R is the largest
+    even number in fraction * head_dim; the others pass unchanged, as in GPT-NeoX.
+    stretch: the context's length over the trained one, which is `original_context` tokens, by
+    default context_length / stretch. Frequencies and scores change as in YaRN; 1.0 changes nothing.
 
-    Raises ValueError if R is 0, and for an odd head that rotates as a whole.
+    Raises ValueError if R is 0, or if a head of odd size would rotate as a whole.
 
     Source: Su et al. 2021, arXiv:2104.09864, sec. 3.2; stretch: Peng et al. 2023,
     arXiv:2309.00071, sec. 3.2 to 3.4.
@@ -51,7 +50,7 @@ class RotaryPosition(HeadPosition):
         if fraction == 1 and head_dim % 2:
             raise ValueError(
                 f"head_dim={head_dim} must be even for rotary positions; change the number of "
-                "heads, or rotate an even part of each with fraction"
+                "heads, or set fraction below 1 to rotate an even part"
             )
         R = int(head_dim * fraction) // 2 * 2
         if R == 0:
@@ -62,10 +61,10 @@ class RotaryPosition(HeadPosition):
         if stretch == 1 and original_context is not None:
             raise ValueError(
                 f"original_context={original_context} has no effect with stretch=1.0; "
-                "give the stretch too, or null"
+                "set stretch too, or set this to null"
             )
         if stretch > 1 and base <= 1:
-            raise ValueError(f"base={base} must be above 1 where the context is stretched")
+            raise ValueError(f"base={base} must be above 1 with stretch={stretch}")
         self.base, self.fraction, self.stretch = base, fraction, stretch
         self.context_length, self.original_context = context_length, original_context
         self.pairs: Pairs = pairs
@@ -84,12 +83,12 @@ class RotaryPosition(HeadPosition):
         self.register_buffer("sin_TR", amplitude * angle_TR.sin(), persistent=False)
 
     def resized(self, head_dim: int) -> "RotaryPosition":
-        how = (self.base, self.fraction, self.stretch, self.original_context, self.pairs)
-        return RotaryPosition(self.context_length, head_dim, *how)
+        options = (self.base, self.fraction, self.stretch, self.original_context, self.pairs)
+        return RotaryPosition(self.context_length, head_dim, *options)
 
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        where = table_index(positions)
-        cos, sin = self.cos_TR[where].to(q_BHTD.dtype), self.sin_TR[where].to(q_BHTD.dtype)
+        index = table_index(positions)
+        cos, sin = self.cos_TR[index].to(q_BHTD.dtype), self.sin_TR[index].to(q_BHTD.dtype)
         if cos.ndim == 3:  # [B, T, R]: the same for all heads
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return self._turn(q_BHTD, cos, sin), self._turn(k_BGTD, cos, sin)
@@ -110,7 +109,7 @@ def _slower(R: int, base: float, stretch: float, original_context: float) -> Ten
     """Return YaRN's factor on the frequency of each of the R/2 pairs: 1/stretch to 1."""
 
     def pair(turns: int) -> float:
-        """The pair, a real number, that turns this often over the original context."""
+        """Return which pair, a real number, turns this often over the original context."""
         return R * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = max(math.floor(pair(FAST)), 0), min(math.ceil(pair(SLOW)), R - 1)

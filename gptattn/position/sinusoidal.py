@@ -9,8 +9,8 @@ from gptattn.position.base import InputPosition, Positions, table_index
 class SinusoidalPosition(InputPosition):
     """Token embedding * sqrt(d_model) + sines and cosines of the position; nothing is trained.
 
-    Number 2i of position p is sin(p / 10000^(2i / d_model)), number 2i + 1 its cosine. Without the
-    factor, which is the paper's, embeddings drawn from N(0, 0.02) would drown in the sines.
+    Number 2i of position p is sin(p / 10000^(2i / d_model)), number 2i + 1 its cosine. The paper
+    has the factor; without it, embeddings drawn from N(0, 0.02) would drown in the sines.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.4 (the factor) and 3.5.
     """

@@ -193,7 +193,7 @@ class Doubled(Part):
 
 
 def test_parts_that_do_not_fit_are_refused_in_one_line():
-    with pytest.raises(ValueError, match=r"^doubled lacks an argument"):
+    with pytest.raises(ValueError, match=r"^doubled.*mix\(self"):
         gqa().add_part("doubled", Doubled())
     for field, given in {
         "part: xsa": "attn=mla part=xsa",

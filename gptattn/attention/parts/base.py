@@ -1,4 +1,4 @@
-"""The base class of parts: small additions to an attention with heads, at up to six places."""
+"""The base class of parts: small additions to an attention with heads, at up to six points."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -11,9 +11,9 @@ from gptattn.attention.rule import Rule
 
 
 class Part(nn.Module):
-    """An addition to softmax attention; a subclass overrides the places that it needs.
+    """An addition to softmax attention; a subclass overrides the methods it needs.
 
-    Besides the keys of its YAML, its constructor may declare `d_in`, `num_heads`, `num_kv_heads`,
+    Besides its YAML's keys, its constructor can declare `d_in`, `num_heads`, `num_kv_heads`,
     `head_dim`, `context_length`, `layer` and `provided` (the names of what earlier layers put into
     `Shared.state`), which come from the attention. Its Linear layers are drawn as the attention's.
     """
@@ -29,12 +29,12 @@ class Part(nn.Module):
 
     @property
     def changes_heads(self) -> bool:
-        """Whether it changes queries, keys or values of each head, which not all layers keep."""
+        """Whether it changes queries, keys or values of each head, which some layers don't keep."""
         kind = type(self)
         return kind.heads is not Part.heads or kind.rotated is not Part.rotated
 
     def input(self, x_BTE: Tensor, shared: Shared) -> Tensor:
-        """Change the attention's input, which all that follows gets, the other places too."""
+        """Change the attention's input; everything after it, other parts too, gets the new one."""
         return x_BTE
 
     def heads(
@@ -48,9 +48,9 @@ class Part(nn.Module):
         return q_BHTD, k_BGTD
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
-        """Change the rule, except its window, which the cache and the costs must know.
+        """Change the rule, except its window, on which the cache and the costs rely.
 
-        The mappings hold this step's `entries`, and those of all keys.
+        `queries` holds this step's `entries`, and `keys` those of all keys.
         """
         return rule
 
@@ -58,7 +58,7 @@ class Part(nn.Module):
         """Change the heads' outputs, before they are merged; x is the attention's input.
 
         `own` holds this step's entries and, with `uses_values`, its values as "v": [B, G, T, D], or
-        of n * D numbers, each for n neighbouring heads of y.
+        [B, G, T, n * D] if a value serves n neighbouring heads of y.
         """
         return y_BHTD
 
@@ -74,10 +74,10 @@ class Part(nn.Module):
         return {}
 
     def state(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what it keeps of each row, however long that is, by name.
+        """Return the shapes of its state per row, of constant size, by name.
 
-        `shared.cache.tensors` holds them with a first axis more, the batch. They begin as zeros,
-        and the part updates them in place at each step.
+        `shared.cache.tensors` holds the states with a batch axis in front. They start at zero, and
+        the part updates them in place at each step.
         """
         return {}
 
@@ -86,7 +86,7 @@ class Part(nn.Module):
         return {}
 
     def provides(self) -> dict[str, str]:
-        """Return what it shares with later layers; see `Attention.provides`."""
+        """Return what it provides to later layers; see `Attention.provides`."""
         return {}
 
     def needs(self) -> dict[str, str]:
@@ -94,4 +94,4 @@ class Part(nn.Module):
         return {}
 
     def initialise(self, std: float) -> None:
-        """Set weights that are not drawn from N(0, std), without gradients."""
+        """Set the weights that are not drawn from N(0, std), without gradients."""

@@ -16,12 +16,12 @@ from gptattn.attention.softmax import split_heads
 class Conv(Part):
     """x becomes x + conv(x), a causal depthwise convolution over `size` tokens, without bias.
 
-    `targets` names queries, keys and values, convolved before positions, and the attention's input,
-    which its parts get too. Each has a convolution of its own, K = size numbers per channel:
-    2 * G * D * K parameters for k and v; a layer without its own keys and values has neither. They
-    are drawn from N(0, std), as transformers draws Inkling's, so x hardly changes at first. The
-    cache keeps the last K - 1 inputs. A window then reaches K - 1 tokens further back. Computed in
-    float32 or wider. Raises ValueError for other targets.
+    `targets` are queries, keys and values, convolved before positions, and the attention's input,
+    which other parts then get too. Each target has its own convolution, K = size numbers per
+    channel: 2 * G * D * K parameters for k and v; a layer that projects no keys and values has
+    neither. They are drawn from N(0, std), as in transformers' Inkling, so x hardly changes at
+    first. The cache keeps the last K - 1 inputs. A window then reaches K - 1 tokens further back.
+    Computed in float32 or wider. Raises ValueError for other targets.
 
     Source: k and v as in Inkling, transformers' InklingShortConvolution; the input as in Canon
     layers (A): Allen-Zhu 2025, arXiv:2512.17351.
@@ -40,8 +40,8 @@ class Conv(Part):
         keys = num_kv_heads * head_dim
         channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
         if not targets or not {*targets} <= {*channels}:
-            given = f"targets=[{','.join(targets)}]"
-            raise ValueError(f"{given} does not fit; give some of {', '.join(channels)}")
+            chosen = f"targets=[{','.join(targets)}]"
+            raise ValueError(f"{chosen} is not valid; give some of {', '.join(channels)}")
         self.targets = frozenset(targets)
         self.convolutions = nn.ModuleDict(
             {

@@ -13,13 +13,13 @@ Granularity = Literal["headwise", "elementwise"]
 
 
 class Gate(Part):
-    """Multiplies the heads' outputs Y by sigmoid(X W), X being the attention's input.
+    """Multiplies the heads' outputs Y by sigmoid(X W), where X is the attention's input.
 
     `headwise` has one gate per head, W [d_in, H]; `elementwise` one per number, W [d_in, H * D]. W
-    has no bias and starts as any projection does, so gates start near 1/2.
+    has no bias and starts like any projection, so gates start near 1/2.
 
     Source: Qiu et al. 2025, arXiv:2505.06708, sec. 2.2: the gate after the attention (G1),
-    multiplicative, a gate of its own for each head.
+    multiplicative, with separate gates for each head.
     """
 
     def __init__(

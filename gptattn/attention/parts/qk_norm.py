@@ -17,11 +17,11 @@ After = Literal["projection", "rotation"]
 class QKNorm(Part):
     """RMSNorm of each query and each key over its D numbers, before positions; the scale stays.
 
-    q becomes gain_D * q / sqrt(mean(q^2) + eps), and so does k with a gain of its own. All heads
-    share the two gains: 2 * D parameters; a layer without keys of its own (num_kv_heads=0) has the
-    first alone. over=width takes the mean over all heads together, as OLMo 2 does: (H + G) * D
-    parameters. gain=False leaves the gains out, as Llama 4 does. after=rotation normalises what
-    positions have rotated: with rotary positions the gains then act on rotated numbers.
+    q becomes gain_D * q / sqrt(mean(q^2) + eps), and k likewise, with its own gain. All heads share
+    the two gains: 2 * D parameters; a layer that projects no keys (num_kv_heads=0) has only the
+    first. over=width takes the mean over all heads together, as in OLMo 2: (H + G) * D parameters.
+    gain=False leaves the gains out, as in Llama 4. after=rotation normalises after positions have
+    acted: with rotary positions, the gains then act on rotated numbers.
 
     Source: Dehghani et al. 2023, arXiv:2302.05442, sec. 2 (with LayerNorm); per head with RMSNorm
     as in Qwen3, arXiv:2505.09388, sec. 2; over the width: OLMo 2, arXiv:2501.00656, sec. 3.3;
@@ -45,7 +45,7 @@ class QKNorm(Part):
         self.eps, self.after_rotation = eps, after == "rotation"
         wide = over == "width"
         if wide and self.after_rotation:
-            raise ValueError("over=width acts before the rotation alone; give after=projection")
+            raise ValueError("over=width works only before the rotation; use after=projection")
         q_size, k_size = (head_dim * (n if wide else min(1, n)) for n in (num_heads, num_kv_heads))
         for name, size in (("q_gain_D", q_size), ("k_gain_D", k_size)):
             if gain:

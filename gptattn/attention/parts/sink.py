@@ -1,4 +1,4 @@
-"""A learned sink for the weight that a head has no use for."""
+"""A learned sink that takes the weight a head has no use for."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from gptattn.attention.rule import Rule
 class Sink(Part):
     """One learned logit per head that takes part in the softmax and has no value.
 
-    It is neither scaled nor capped, and adds H parameters. They are drawn as transformers draws
-    GptOss's: near 0, where a sink takes as much weight as a key whose score is 0.
+    It is neither scaled nor capped, and adds H parameters. They are drawn as in transformers'
+    GptOss: near 0, where a sink takes as much weight as a key with score 0.
 
     Source: gpt-oss model card, OpenAI 2025, arXiv:2508.10925, sec. 2.2.
     """

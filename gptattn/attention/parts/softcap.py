@@ -1,4 +1,4 @@
-"""Scores kept inside a bound by tanh."""
+"""A tanh that bounds the scores."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from gptattn.attention.rule import Rule
 
 
 class SoftCap(Part):
-    """A score s, scaled, becomes cap * tanh(s / cap), before positions, the mask and a sink act.
+    """A scaled score s becomes cap * tanh(s / cap), before positions, the mask and a sink act.
 
     Source: Gemma 2, arXiv:2408.00118, sec. 2 (cap 50 in the attention).
     """

@@ -14,7 +14,7 @@ from gptattn.position.base import Documents
 class Temperature(Part):
     """A query at position p becomes q (1 + strength * log(1 + floor((p + 1) / floor))).
 
-    Up to `floor` - 1 tokens nothing changes. Without parameters.
+    The first `floor` - 1 tokens don't change. It has no parameters.
 
     Source: Llama 4, Meta 2025, in the layers without positions; after Nakanishi 2025,
     arXiv:2501.19399, sec. 3.
@@ -31,12 +31,12 @@ class Temperature(Part):
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        at = shared.positions
-        if isinstance(at, Documents):
-            at = at.position_BT
-        elif isinstance(at, range):
-            at = torch.arange(at.start, at.stop, device=q_BHTD.device)
-        steps = torch.div(at + 1, self.floor, rounding_mode="floor")
+        p = shared.positions
+        if isinstance(p, Documents):
+            p = p.position_BT
+        elif isinstance(p, range):
+            p = torch.arange(p.start, p.stop, device=q_BHTD.device)
+        steps = torch.div(p + 1, self.floor, rounding_mode="floor")
         wide = torch.promote_types(q_BHTD.dtype, torch.float32)
         factor = 1 + self.strength * torch.log1p(steps.to(wide))
         factor_BHTD = factor.reshape(-1, 1, factor.shape[-1], 1).to(q_BHTD.dtype)

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from gptattn.attention.base import Shared
 from gptattn.attention.parts.base import Part
 
-VALUES = "values"  # of the first layer that has some: the name in `Shared.state`
+VALUES = "values"  # the name in `Shared.state`, for the first layer that has values
 
 
 class ValueResidual(Part):
     """A layer's values v become a * v + b * v_first, with two learned numbers a and b per layer.
 
-    v_first are the values of the first layer with heads, which has no such numbers. Both start at
-    0.5. It acts before the cache, so the cache keeps its size. A layer without its own values is
-    left as it is.
+    v_first are the values of the first layer with heads, which has no a and b. Both start at 0.5.
+    It acts before the cache, so the cache keeps its size. A layer that projects no values doesn't
+    change.
 
     Source: Zhou et al. 2024, arXiv:2410.17897, sec. 3.2, the learnable form.
     """

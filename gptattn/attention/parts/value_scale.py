@@ -10,7 +10,7 @@ from gptattn.attention.parts.base import Part
 
 
 class ValueScale(Part):
-    """Values v become scale * v, before the cache. Without parameters.
+    """Values v become scale * v, before the cache. It has no parameters.
 
     Source: MiMo-V2-Flash, Xiaomi 2026, arXiv:2601.02780 (`attention_value_scale` 0.707).
     """

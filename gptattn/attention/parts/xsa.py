@@ -1,4 +1,4 @@
-"""Exclusive self-attention: what a head says of the token itself is left out."""
+"""Exclusive self-attention: a head's output leaves out what comes from the token itself."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -13,10 +13,10 @@ from gptattn.attention.parts.base import Part
 class ExclusiveSelfAttention(Part):
     """A head's output y becomes y - s (y . u) u, where u is the token's own value at length 1.
 
-    s = 1, which makes it orthogonal to the value; so the first token's output is 0. With `learned`,
-    s = tanh(alpha) with an alpha per head, 0 at first: H parameters. Heads of a group share the
-    value. It is computed in float32 or wider. In `differential` y and u are those of a pair, after
-    its norm; through a cache of fewer bits u is exact.
+    s = 1 makes y orthogonal to the value, so the first token's output is 0. With `learned`,
+    s = tanh(alpha), with one alpha per head that starts at 0: H parameters. A group's heads share
+    the value. It is computed in float32 or wider. In `differential`, y and u belong to a pair,
+    after its norm. With a cache in fewer bits, u is still exact.
 
     Source: Zhai 2026, arXiv:2603.09078; learned: transformers' NeoMME.
     """

@@ -1,1 +1,1 @@
-"""One file per mechanism, with its projections, what it does to them, and what it caches."""
+"""One file per mechanism: its projections, what it does with them, and what it caches."""

@@ -12,17 +12,17 @@ from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
 from gptattn.position.base import Positions
 
-NAME = "keys and values"  # of the newest group: the name in `Shared.state`
+NAME = "keys and values"  # the name in `Shared.state`, for the newest group
 
 
 class CrossLayerAttention(SoftmaxAttention):
     """Grouped-query attention in which `share` consecutive layers share one cache.
 
-    x [B, T, d_in] -> y [B, T, d_out]. The first of them projects keys and values; the others read
-    them from its cache, after parts and positions. `layer`, counted from 0 over the whole model,
-    says which this is: a group begins where `share` divides it. The others have neither W_key nor
-    W_value, and cache only what parts need. Raises ValueError for impossible sizes, and where a
-    layer that needs keys and values runs on its own.
+    x [B, T, d_in] -> y [B, T, d_out]. The first layer of a group projects keys and values; the
+    others read them from its cache, after parts and positions. A group begins where `share` divides
+    `layer`, counted from 0 over the whole model. The other layers have no W_key and W_value, and
+    cache only what parts need. Raises ValueError for impossible sizes, and for a layer that needs
+    keys and values but runs alone.
 
     Source: Brandon et al. 2024, arXiv:2405.12981, sec. 2.2.
     """
@@ -43,9 +43,9 @@ class CrossLayerAttention(SoftmaxAttention):
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
         self.reuses = layer % share > 0
-        seen = "" if self.window is None else f", window={self.window}"
+        window = "" if self.window is None else f", window={self.window}"
         self._sizes = f"of layer {layer - layer % share}, num_kv_heads={num_kv_heads}, "
-        self._sizes += f"head_dim={self.head_dim}{seen}, share={share}"
+        self._sizes += f"head_dim={self.head_dim}{window}, share={share}"
         size = num_kv_heads * self.head_dim
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = None if self.reuses else Linear(d_in, size, bias=qkv_bias)
@@ -80,7 +80,7 @@ class CrossLayerAttention(SoftmaxAttention):
             shared.state[NAME] = {"k": held["k"], "v": held["v"]}, k_pos, new["v"]
             return held, k_pos
         if NAME not in shared.state:
-            raise ValueError(f"{NAME} {self._sizes} are missing; run it after that, in a model")
+            raise ValueError(f"{NAME} {self._sizes} are missing; run this after that layer")
         first, k_pos, _ = shared.state[NAME]
         return {**first, **held}, k_pos
 

@@ -1,4 +1,4 @@
-"""Differential attention: the difference of two softmaxes, which cancels what both let through."""
+"""Differential attention: the difference of two softmaxes, which cancels what they share."""
 
 import math
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ EPS = 1e-5  # of the RMSNorm, as in the authors' code
 class DifferentialAttention(SoftmaxAttention):
     """Query heads j and j + H/2 are pair j: its output is (A1 - lambda * A2) V.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Half as many heads as in other variants, each with two
-    softmaxes A1 and A2 and values of size 2 D; parameters and cache are those of `mha`, but for
-    6 * D numbers. An RMSNorm of each pair's output, times 1 - lambda0, follows. With groups, key
-    heads are paired as query heads are. Dropout acts on A1 and A2.
+    x [B, T, d_in] -> y [B, T, d_out]. It has half as many heads as other variants, each with two
+    softmaxes A1 and A2 and values of size 2 D. Parameters and cache match `mha`, except for 6 * D
+    numbers. Each pair's output passes an RMSNorm, times 1 - lambda0. With groups, key heads are
+    paired like query heads. Dropout acts on A1 and A2.
 
     lambda = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda0, the same for all
     pairs of a layer; lambda0 = 0.8 - 0.6 * exp(-0.3 * layer), `layer` counted from 0.
 
     `attention_weights` returns the H softmaxes, A1 of all pairs first; each row sums to 1. Raises
-    ValueError for impossible sizes, as for an odd number of heads.
+    ValueError for impossible sizes, such as an odd number of heads.
 
     Source: Ye et al. 2024, arXiv:2410.05258, sec. 2.1.
     """
@@ -64,7 +64,7 @@ class DifferentialAttention(SoftmaxAttention):
             if count % 2:
                 raise ValueError(
                     f"{name}={count} must be even for differential attention, which pairs them; "
-                    f"one of {[n for n in divisors(whole) if n % 2 == 0]}"
+                    f"use one of {[n for n in divisors(whole) if n % 2 == 0]}"
                 )
         super().__init__(d_in, d_out, context_length, num_heads, heads, **common)
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
@@ -102,11 +102,11 @@ class DifferentialAttention(SoftmaxAttention):
         return {"k": keys, "v": Entry(self.num_kv_heads // 2, 2 * self.head_dim)}
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
-        # Values are summed once, by the difference. Fused attention, which returns no weights,
-        # would sum them by A1 and by A2: on two cores, training at T = 1,024 then takes 2.0 times
-        # `mha`'s time instead of 1.7, decoding at S = 8,192 1.9 times instead of 1.0.
-        # On a GPU it costs less: forward and backward of 12 layers of GPT-2 small, 16 rows of 1,024
-        # tokens, take 1,559 kernels and 68 GB, two calls 1,607 and 68, blocks 9,515 and 278.
+        # Values are summed once, by the difference. Fused attention returns no weights, so it would
+        # sum them by A1 and by A2: on two cores, training at T = 1,024 then takes 2.0 times `mha`'s
+        # time instead of 1.7, and decoding at S = 8,192 takes 1.9 times instead of 1.0.
+        # On a GPU, one fused call costs less: forward and backward of 12 layers of GPT-2 small, of
+        # 16 x 1,024 tokens, take 1,559 kernels, 68 GB (two calls 1,607, 68; blocks 9,515, 278).
         k, v, drops = held["k"], held["v"], self.training and self.dropout > 0
         fuses = (self.backend == "flex" or not at.rule.changes_scores) and not drops
         if fuses and is_gpu(q_BHTD) and q_BHTD.shape[2] == k.shape[2]:
@@ -114,11 +114,11 @@ class DifferentialAttention(SoftmaxAttention):
         else:
             y = self.mix(q_BHTD, k, v, at, self._difference)
         y = wide_rms_norm(y, (1 - self.lambda0) * self.norm_gain, EPS)
-        # The halves of a pair's output as two heads, side by side.
+        # A pair's output becomes two heads side by side, one from each half.
         return y.unflatten(3, (2, self.head_dim)).transpose(2, 3).flatten(1, 2)
 
     def _difference(self, w_BHTS: Tensor) -> Tensor:
-        """Return A1 - lambda * A2 of each pair, [B, H/2, T, S]; or that of A1 V and A2 V."""
+        """Return A1 - lambda * A2 of each pair, [B, H/2, T, S]; or A1 V - lambda * A2 V."""
         plus = torch.exp((self.lambda_q1_D * self.lambda_k1_D).sum())
         minus = torch.exp((self.lambda_q2_D * self.lambda_k2_D).sum())
         lambda_ = plus - minus + self.lambda0

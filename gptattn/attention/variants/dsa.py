@@ -24,29 +24,29 @@ from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.position.base import Positions
 from gptattn.position.rope import Pairs, RotaryPosition
 
-EPS = 1e-6  # of the norm of the indexer's keys, as in the authors' code
+EPS = 1e-6  # in the norm of the indexer's keys, as in the authors' code
 LOSS = "index_loss"
 
 
 class DeepSeekSparseAttention(MultiHeadLatentAttention):
-    """`MultiHeadLatentAttention` to the `topk` keys with the highest index scores.
+    """`MultiHeadLatentAttention` to only the `topk` keys with the highest index scores.
 
     x [B, T, d_in] -> y [B, T, d_out]. The score of a query and a key is
     sum_i w_i relu(q_i . k) / sqrt(I J), with queries q_i of I = index_heads heads from the queries'
     latent, one key k per token after a LayerNorm, and weights w_i from x. The first P = rope_dim
-    numbers of both rotate in pairs as `index_pairs` says, whatever the main attention's. Of equal
-    scores, which ReLU makes, the newest keys are chosen.
+    numbers of both rotate in pairs as `index_pairs` says, whatever the main attention uses. Among
+    equal scores, which ReLU causes, the newest keys are chosen.
 
-    Below 1, index_heads is a share of num_heads and topk one of the context. index_dim=None: the
-    size of a head. Raises ValueError for impossible sizes, and for backend=flex.
+    Below 1, index_heads is a share of num_heads, and topk a share of the context. index_dim=None:
+    the size of a head. Raises ValueError for impossible sizes, and for backend=flex.
 
-    The output gives the indexer no gradient. In training it learns from a loss of its own, in
-    `Shared.losses` as "index_loss": the mean over the queries of KL(p || softmax of the scores of
-    the chosen keys), in nats, where p is the main attention's weights, summed over its heads and
-    normalised. That loss gives no gradient to anything else.
+    The output gives the indexer no gradient. In training it learns from its own loss, "index_loss"
+    in `Shared.losses`: the mean over queries of KL(p || softmax of the chosen keys' scores), in
+    nats, where p is the main attention's weights, summed over its heads and normalised. That loss
+    trains only the indexer.
 
-    Source: DeepSeek-V3.2, arXiv:2512.02556, sec. 2.1; numbers as in DeepSeek-V3.2-Exp, whose
-    Hadamard transform and 8-bit products, which change only the rounding, are left out.
+    Source: DeepSeek-V3.2, arXiv:2512.02556, sec. 2.1; numbers as in DeepSeek-V3.2-Exp, without its
+    Hadamard transform and 8-bit products, which change only the rounding.
     """
 
     stops_gradient: ClassVar[bool] = True
@@ -91,8 +91,8 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         self.index_position = self.position
         if isinstance(self.position, RotaryPosition) and self.position.pairs != index_pairs:
             at = self.position
-            how = (at.base, at.fraction, at.stretch, at.original_context, index_pairs)
-            self.index_position = RotaryPosition(at.context_length, self.rope_dim, *how)
+            options = (at.base, at.fraction, at.stretch, at.original_context, index_pairs)
+            self.index_position = RotaryPosition(at.context_length, self.rope_dim, *options)
         source = d_in if self.query_rank is None else self.query_rank
         self.W_index_query = Linear(source, self.index_heads * self.index_dim, bias=False)
         self.W_index_key = Linear(d_in, self.index_dim, bias=False)
@@ -102,7 +102,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
         source_BTC = self.query_source(x_BTE)
         q_BHTX, new = self.entries_from(x_BTE, source_BTC, shared)
-        # Detached: the indexer's loss trains the indexer alone.
+        # Detached: the indexer's loss trains only the indexer.
         return q_BHTX, new | self._index(x_BTE.detach(), source_BTC.detach(), shared)
 
     def _index(self, x_BTE: Tensor, source_BTC: Tensor, shared: Shared) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     ) -> tuple[Mapping[str, Tensor], Positions]:
         kept = self.kept()
         held, k_pos = super().remember({name: new[name] for name in kept}, cache, shared)
-        return {**new, **held}, k_pos  # and the indexer's queries and weights, of this step alone
+        return {**new, **held}, k_pos  # with the indexer's queries and weights, which aren't cached
 
     def project_and_cache(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Step:
         step = super().project_and_cache(x_BTE, cache, shared)
@@ -160,12 +160,12 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         return score_B1TS if seen is None else score_B1TS.masked_fill(~seen, -math.inf)
 
     def choose(self, score_B1TS: Tensor, key: Span) -> Tensor:
-        """Return True at the `topk` highest scores of each query; of equal ones at the newest."""
+        """Return True at each query's `topk` highest scores; among equal ones, at the newest."""
         if score_B1TS.shape[-1] <= self.topk:
             return torch.ones_like(score_B1TS, dtype=torch.bool)
         least = score_B1TS.topk(self.topk, dim=-1, sorted=False).values.amin(-1, keepdim=True)
         above, equal = score_B1TS > least, score_B1TS == least
-        if isinstance(key.positions, Tensor):  # a ring is not in the order of its tokens
+        if isinstance(key.positions, Tensor):  # a ring is not in token order
             order_B11S = key.pos.argsort(dim=-1)
             rank = _count_back(equal.take_along_dim(order_B11S, dim=-1))
             rank = rank.take_along_dim(order_B11S.argsort(dim=-1), dim=-1)
@@ -177,7 +177,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         T, S = q_BHTD.shape[2], held["index_key"].shape[2]
         if T > 1 or self.topk >= S or at.rule.decay is not None:
             return super().attend(q_BHTD, held, at)
-        # A token that decodes reads only the chosen entries.
+        # A decoding step reads only the chosen entries.
         query, key = place(at.q_pos, at.k_pos, T, S, q_BHTD.device)
         chosen_BS = self.choose(self.index_scores(held, at.rule, query, key), key)[:, 0, 0]
         where_BK = chosen_BS.byte().topk(self.topk, sorted=False).indices
@@ -188,7 +188,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         return super().attend(q_BHTD, {"latent": latent_B1KX}, placed)
 
     def _index_loss(self, q_BHTX: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
-        """Return the mean divergence, computed in blocks of queries as `attend` is."""
+        """Return the mean divergence, computed in blocks of queries, as in `attend`."""
         with torch.no_grad():
             k_BHSX = self.keys(held)
         B, _, T, _ = q_BHTX.shape
@@ -196,7 +196,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         sums = []
         for q, k, _, *spans in split_in_blocks(q_BHTX, k_BHSX, k_BHSX, at.rule, query, key):
             call = self._divergence, q, k, held, at.rule, *spans
-            # With several blocks, backward computes a block's scores again.
+            # With several blocks, backward recomputes a block's scores.
             sums.append(
                 checkpoint(*call, use_reentrant=False, preserve_rng_state=False)
                 if T > BLOCK
@@ -228,10 +228,10 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     def flops(self, T: int, S: int) -> int:
         """Return the FLOPs of the forms that run; see `Attention.flops`.
 
-        A token that decodes attends to the chosen keys alone. Several queries mask the others, so
-        all pairs are computed. The indexer scores all pairs. In training, whose count is three
-        times this one, its loss computes the scores of both once more: the main ones, and the
-        indexer's when they choose, have no gradients, so they count a third.
+        A single decoding token attends only to the chosen keys. Several queries mask the others, so
+        all pairs are computed. The indexer scores all pairs. Training counts three times this
+        number. Its loss computes the main and the index scores once more; the main scores, and the
+        index scores that choose keys, have no gradients, so they count a third.
         """
         seen = seen_pairs(T, S, self.rule())
         index = 2 * self.index_heads * (self.index_dim + 1) * seen
@@ -242,12 +242,12 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
 
 
 def _count_back(x: Tensor) -> Tensor:
-    """Return how many are True from each place to the end of the last axis."""
+    """Count the True values from each index to the end of the last axis."""
     return x.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
 
 
 def _heads(heads: float, num_heads: int) -> int:
-    """Return the indexer's heads; a share of num_heads, below 1, is rounded, and 1 or more."""
+    """Return the number of indexer heads; a share of num_heads, below 1, rounds to 1 or more."""
     if isinstance(heads, float) and 0 < heads < 1:
         return max(1, round(heads * num_heads))
     if not (isinstance(heads, int) and heads >= 1):

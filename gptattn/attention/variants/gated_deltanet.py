@@ -1,7 +1,7 @@
 """Gated DeltaNet: linear attention that corrects what its state holds for a key, and forgets.
 
 The gated delta rule, S = exp(g) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
-`attention/recurrence.py`. Letters beside the usual ones: V value size of a head, C channels, P
+`attention/recurrence.py`. Letters besides the usual ones: V value size of a head, C channels, P
 Householder steps of all tokens, T * householders.
 """
 
@@ -36,20 +36,20 @@ class GatedDeltaNet(RecurrentAttention):
     g = -exp(a_log) softplus(x w_a + decay_bias) and beta = sigmoid(x w_b). The heads' outputs pass
     an RMSNorm, a gate silu(x W_gate) and the output projection.
 
-    A token multiplies the state by exp(g) (I - beta k k^T), whose eigenvalue along k is above 0.
-    With `negative_eigenvalues` beta = 2 sigmoid(x w_b), and it may be nearly -1, a reflection, so
-    that one layer can track a parity. With `householders` n (DeltaProduct) a token decays the state
-    once and takes n such steps, each with a key, value and beta of its own, before it is read: n
-    reflections, for which it needs both, can permute n + 1 things in any way. Keys, values and beta
-    then have n times the weights, the recurrence of T tokens is one of n T, in chunks of `chunk`
-    steps, and the state stays as large.
+    A token multiplies the state by exp(g) (I - beta k k^T), with an eigenvalue above 0 along k.
+    With `negative_eigenvalues`, beta = 2 sigmoid(x w_b), and the eigenvalue can be nearly -1, a
+    reflection, so one layer can track a parity. With `householders` n (DeltaProduct), a token
+    decays the state once and takes n such steps, each with its own key, value and beta, before the
+    state is read. With both, n reflections can permute n + 1 things in any way. Keys, values and
+    beta then have n times the weights, and the recurrence takes n steps per token, in chunks of
+    `chunk` steps; the state keeps its size.
 
     Queries and keys have `expand_k` times d_out channels, values and gate `expand_v` times. With
-    1 and 1, heads are as large as in the model's other attentions: 5 d^2 + 2 d H weights, and
-    3 d conv_size + 2 H + D small ones. The authors' code has 0.75 and 1.5, thus 6 d^2. Queries and
-    keys of a head serve `value_heads` heads of values, each with a state; 2 in Qwen3-Next. It needs
-    no position, and it has no dropout, as in the paper. `conv_size` None or 0: no convolutions.
-    Raises ValueError for impossible sizes.
+    1 and 1, heads have the size of the model's other attentions: 5 d^2 + 2 d H weights, and
+    3 d conv_size + 2 H + D small ones. The authors' code has 0.75 and 1.5, so 6 d^2. A head of
+    queries and keys serves `value_heads` heads of values, each with its own state; Qwen3-Next has
+    2. It needs no position and, as in the paper, has no dropout. `conv_size` None or 0: no
+    convolutions. Raises ValueError for impossible sizes.
 
     Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.1 and 3.4; negative eigenvalues: Grazzi et
     al. 2024, arXiv:2411.12537; Householder steps: Siems et al. 2025, arXiv:2502.10297; initial
@@ -80,7 +80,7 @@ class GatedDeltaNet(RecurrentAttention):
         D = self.key_size = scale_size("expand_k", expand_k, d_out // num_heads)
         V = self.value_size = scale_size("expand_v", expand_v, d_out // num_heads)
         states = self.states = num_heads * value_heads
-        # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
+        # The cache holds this state S [H, D, V] per row, and the convolution's last inputs.
         self.state_sizes = states, D, V
         self.negative_eigenvalues, self.writes = negative_eigenvalues, householders
         keys, values, n = num_heads * D, states * V, householders
@@ -113,7 +113,7 @@ class GatedDeltaNet(RecurrentAttention):
             beta = beta.to(wide).sigmoid()
             if self.negative_eigenvalues:
                 beta = 2 * beta
-            # The steps of a token one after the other, as if they were tokens.
+            # A token's steps follow each other, as if each were a token.
             k_BPC, v_BPC, beta_BPH = (
                 x.unflatten(-1, (self.writes, -1)).flatten(1, 2) for x in (k, v, beta)
             )

@@ -1,7 +1,7 @@
-"""Kimi Delta Attention: the gated delta rule, where each channel of the keys forgets at a rate.
+"""Kimi Delta Attention: the gated delta rule; each key channel forgets at its own rate.
 
 The rule, S = diag(exp(g)) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
-`attention/recurrence.py`. Letters beside the usual ones: V value size of a head (here D), C
+`attention/recurrence.py`. Letters besides the usual ones: V value size of a head (here D), C
 channels of all heads, H * D.
 """
 
@@ -28,7 +28,7 @@ from gptattn.attention.softmax import split_heads, wide_rms_norm
 
 
 class KimiDeltaAttention(RecurrentAttention):
-    """A state of constant size per head; each channel of its keys decays at a rate of its own.
+    """A state of constant size per head; each key channel decays at its own rate.
 
     x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
     convolution and SiLU; queries and keys then have length 1. Per token and channel
@@ -38,8 +38,8 @@ class KimiDeltaAttention(RecurrentAttention):
 
     Heads have `expand` times d_out / num_heads channels, and both gates have the rank of one head:
     with 1, 4 d^2 + 4 d D + d H weights, and 3 d conv_size + d + H + D small ones. It needs no
-    position, and it has no dropout, as in the release. `conv_size` None or 0: no convolutions.
-    Raises ValueError for impossible sizes.
+    position and, as in the release, has no dropout. `conv_size` None or 0: no convolutions. Raises
+    ValueError for impossible sizes.
 
     Source: Kimi Team 2025, arXiv:2510.26692, sec. 3 and 4; initial values as in transformers'
     KimiLinear.
@@ -64,7 +64,7 @@ class KimiDeltaAttention(RecurrentAttention):
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
         D = self.head_dim = scale_size("expand", expand, d_out // num_heads)
-        # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
+        # The cache holds this state S [H, D, V] per row, and the convolution's last inputs.
         self.state_sizes = num_heads, D, D
         C = num_heads * D
         self.W_query, self.W_key, self.W_value = (Linear(d_in, C, bias=False) for _ in range(3))

@@ -1,7 +1,7 @@
 """Lightning attention: linear attention with a fixed decay, slower in later heads and layers.
 
 The recurrence, S = exp(g) S; S = S + k v^T; o = S^T q, is in `attention/recurrence.py`. Letters
-beside the usual ones: V value size of a head (here D), C channels of all heads, H * D.
+besides the usual ones: V value size of a head (here D), C channels of all heads, H * D.
 """
 
 import torch
@@ -25,12 +25,12 @@ class LightningAttention(RecurrentAttention):
     """A state of constant size per head, which decays at a fixed rate.
 
     x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values pass SiLU. Head h of H, counted from
-    1, has g = -2^(-8 h / H) (1 - layer / (num_layers - 1)), `layer` counted from 0; the release
-    adds 1e-5 in two places, which keeps a rate above zero in the last layer. The outputs of all
+    1, has g = -2^(-8 h / H) (1 - layer / (num_layers - 1)), `layer` counted from 0; as in the
+    release, 1e-5 added in two places keeps the last layer's rate above zero. The outputs of all
     heads together pass an RMSNorm, a gate sigmoid(x W_gate) and the output projection.
 
     Heads have `expand` times d_out / num_heads channels: with 1, 5 d^2 weights and d small ones.
-    It needs no position, and it has no dropout. Raises ValueError for impossible sizes.
+    It needs no position and has no dropout. Raises ValueError for impossible sizes.
 
     Source: MiniMax 2025, arXiv:2501.08313, sec. 2.2; in chunks: Qin et al. 2024, arXiv:2401.04658,
     sec. 3; decay, norm and gate as in MiniMax-01's code.
@@ -55,17 +55,17 @@ class LightningAttention(RecurrentAttention):
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, chunk, norm_eps, backend)
         if not 0 <= layer < num_layers:
-            raise ValueError(f"layer={layer} must lie in 0 to {num_layers - 1}, by {num_layers=}")
+            raise ValueError(f"layer={layer} must be 0 to {num_layers - 1} with {num_layers=}")
         D = self.head_dim = scale_size("expand", expand, d_out // num_heads)
-        self.state_sizes = num_heads, D, D  # S [H, D, V], what the cache holds of a row
+        self.state_sizes = num_heads, D, D  # the cache holds this state S [H, D, V] per row
         C = num_heads * D
         self.W_query, self.W_key = (Linear(d_in, C, bias=False) for _ in range(2))
         self.W_value, self.W_gate = (Linear(d_in, C, bias=False) for _ in range(2))
         self.gain_C = nn.Parameter(torch.ones(C))
         self.out_proj = Linear(C, d_out, bias=out_bias)
         self.num_layers = num_layers
-        # A tensor, because a Python number that differs by layer forces a recompilation; of whole
-        # numbers, because `.bfloat16()` rounds others.
+        # A tensor, because a Python number that differs by layer forces a recompilation; an
+        # integer, because `.bfloat16()` would round a float.
         self.register_buffer("layer", torch.tensor(layer), persistent=False)
 
     def log_decays(self, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,8 @@
-"""Mamba-2: a state space model whose state is read, written and decayed as linear attention's.
+"""Mamba-2: a state space model, computed as linear attention with a decay.
 
 In the paper's letters, a token writes x dt with B and reads with C: decayed linear attention with
 q = C, k = B, v = x dt and g = dt A, plus D x. The recurrence is in `attention/recurrence.py`.
-Letters beside the usual ones: H heads of values, D state size, V value size of a head, C channels
+Letters besides the usual ones: H heads of values, D state size, V value size of a head, C channels
 of all heads, G groups of heads that share B and C.
 """
 
@@ -36,11 +36,11 @@ class Mamba2(RecurrentAttention):
     silu(x W_gate), then an RMSNorm over each group's channels, and the output projection.
 
     Values have `expand` times d_out channels, in heads of `head_dim`; None: d_out / num_heads, so
-    there are `expand` times num_heads. They share queries and keys in `groups`. `state_size` None:
-    2 * head_dim, as the paper's 128 with heads of 64. With `expand` 2 and one group:
+    `expand` times num_heads heads. Each of `groups` groups shares queries and keys. `state_size`
+    None: 2 * head_dim, like the paper's 128 with heads of 64. With `expand` 2 and one group:
     6 d^2 + 2 d (state_size + num_heads) weights and
-    (2 d + 2 state_size) (conv_size + 1) + 6 num_heads + 2 d small ones. It needs no position, and
-    has no dropout, as in the paper. `conv_size` None or 0: no convolution. Raises ValueError for
+    (2 d + 2 state_size) (conv_size + 1) + 6 num_heads + 2 d small ones. It needs no position and,
+    as in the paper, has no dropout. `conv_size` None or 0: no convolution. Raises ValueError for
     impossible sizes.
 
     Source: Dao and Gu 2024, arXiv:2405.21060, sec. 7; initial values as in the authors' code,
@@ -69,13 +69,13 @@ class Mamba2(RecurrentAttention):
         H = self.heads = round(expand * d_out / V)
         if H < 1 or abs(H * V - expand * d_out) > 1e-6:
             raise ValueError(
-                f"expand={expand} makes {expand * d_out:g} channels, not a multiple of heads of "
+                f"expand={expand} makes {expand * d_out:g} channels, not a multiple of head_dim="
                 f"{V}; give a multiple of {V / d_out:g}"
             )
         if groups < 1 or H % groups:
-            raise ValueError(f"groups={groups} must divide {H} heads; one of {divisors(H)}")
+            raise ValueError(f"groups={groups} must divide {H} heads; use one of {divisors(H)}")
         N = 2 * V if state_size is None else state_size
-        # What the cache holds of a row, besides the convolution's last inputs: S [H, D, V].
+        # The cache holds this state S [H, D, V] per row, and the convolution's last inputs.
         self.state_sizes = H, N, V
         self.groups, C = groups, H * V
         self.channels = (C, groups * N, groups * N)

@@ -1,4 +1,4 @@
-"""Multi-head attention: every query head has keys and values of its own."""
+"""Multi-head attention: every query head has its own keys and values."""
 
 from typing import Unpack
 

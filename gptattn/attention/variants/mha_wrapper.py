@@ -1,4 +1,4 @@
-"""Separate heads side by side: the textbook's first multi-head form, and our speed baseline."""
+"""Separate heads side by side: the textbook's first multi-head form, and a speed baseline."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -34,7 +34,7 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
-        # Parts, positions and the cache are the wrapper's; a head by itself is plain attention.
+        # The wrapper has parts, positions and the cache; a head alone is plain attention.
         self.heads = nn.ModuleList(
             CausalAttention(d_in, self.head_dim, context_length, qkv_bias=qkv_bias)
             for _ in range(num_heads)
@@ -51,16 +51,16 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         return torch.stack(q, dim=1), torch.stack(k, dim=1), torch.stack(v, dim=1)
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
-        # What a rule has for each head is for all heads at once.
-        own = (at.rule.bias, at.rule.decay, at.rule.sink_H)
+        # These cover all heads of a rule at once.
+        for_all = (at.rule.bias, at.rule.decay, at.rule.sink_H)
         decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower
-        if decodes or any(x is not None for x in own):
+        if decodes or any(x is not None for x in for_all):
             return super().attend(q_BHTD, held, at)
-        done = []
+        outputs = []
         for h in range(self.num_heads):
             q, k, v = (x.narrow(1, h, 1) for x in (q_BHTD, held["k"], held["v"]))
-            done.append(self.mix(q, k, v, at))
-        return torch.cat(done, dim=1)
+            outputs.append(self.mix(q, k, v, at))
+        return torch.cat(outputs, dim=1)
 
     def modules_of_heads(self) -> list[str]:
         return [f"heads.{i}." for i in range(self.num_heads)]

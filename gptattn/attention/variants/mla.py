@@ -23,22 +23,22 @@ from gptattn.attention.softmax import (
 )
 from gptattn.position.base import HeadPosition
 
-EPS = 1e-6  # of the norms, as in the authors' code
+EPS = 1e-6  # in the norms, as in the authors' code
 
 
 class MultiHeadLatentAttention(SoftmaxAttention):
     """The cache holds a latent of kv_rank numbers and a rotated key of rope_dim, for all heads.
 
     x [B, T, d_in] -> y [B, T, d_out]. A head's queries and keys have D numbers without a position
-    and P = rope_dim that rotate; all heads share the key's P. rope_dim=None: about half of a head
-    with rotary positions, a multiple of 4, and 0 without. A rank below 1 is a share of d_out;
+    and P = rope_dim that rotate; all heads share the key's P. rope_dim=None: with rotary positions,
+    about half of a head, a multiple of 4; without them, 0. A rank below 1 is a share of d_out;
     query_rank=None: queries of full rank. Raises ValueError for impossible sizes, ranks and
     rope_dim.
 
-    Weights are drawn with one std for all, as DeepSeek-V3 draws them (0.006, arXiv:2412.19437,
-    sec. 4.2; here the model's), and the norms' gains are 1. `position.stretch` scales only the
-    rotated part of a score, as YaRN alone does; DeepSeek's models scale the whole score. The
-    factors that sec. 3.1.2 mentions beside the norms are not in DeepSeek's released code, nor here.
+    All weights are drawn with one std, as in DeepSeek-V3 (0.006, arXiv:2412.19437, sec. 4.2; here
+    the model's), and the norms' gains start at 1. `position.stretch` scales only the rotated part
+    of a score, as YaRN itself does; DeepSeek's models scale the whole score. Sec. 3.1.2 also has
+    scaling factors; like DeepSeek's released code, this leaves them out.
 
     Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1, 3.1.2 (the norms of latents) and appendix C.
     """
@@ -78,7 +78,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
             self.W_query = Linear(self.query_rank, queries, bias=False)
         self.W_latent = Linear(d_in, self.kv_rank + P, bias=False)
         self.latent_norm = nn.RMSNorm(self.kv_rank, EPS)
-        # Plain layers: decoding reads their weights without calling them, so it prepares none.
+        # Plain layers: decoding reads their weights and doesn't call them, so none is prepared.
         self.W_key = nn.Linear(self.kv_rank, d_out, bias=False)
         self.W_value = nn.Linear(self.kv_rank, d_out, bias=False)
         self.out_proj = Linear(d_out, d_out, bias=out_bias)
@@ -88,7 +88,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         return self._project(x_BTE, self.query_source(x_BTE))
 
     def query_source(self, x_BTE: Tensor) -> Tensor:
-        """Return what queries are made of: their latent after its norm, or x at full rank."""
+        """Return the input of the queries' projection: their latent, normed, or x at full rank."""
         if self.query_rank is None:
             return x_BTE
         return wide_rms_norm(self.W_query_down(x_BTE), self.query_norm.weight, EPS)
@@ -105,7 +105,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
     def entries_from(
         self, x_BTE: Tensor, source_BTC: Tensor, shared: Shared
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return `entries` for queries made of `query_source`."""
+        """Return `entries`, with queries from the result of `query_source`."""
         q_BHTX, latent_B1TC, k_B1TP = self._project(x_BTE, source_BTC)
         if self.position is not None and self.rope_dim > 0:
             q_BHTD, q_BHTP = q_BHTX.split([self.head_dim, self.rope_dim], dim=-1)
@@ -129,18 +129,18 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         q_BHTD, q_BHTP = q_BHTD.split([self.head_dim, self.rope_dim], dim=-1)
         # q (W c) = (q W) c: W_key goes into the query, and W_value into the output.
         q_BHTC = einsum("BHTD,HDC->BHTC", q_BHTD, self._by_head(self.W_key))
-        # The whole entry is the value too, because fused attention wants one size; a copy of its
-        # first C numbers would cost more than the P further sums.
+        # The whole entry is also the value, because fused attention wants one size; copying its
+        # first C numbers would cost more than the P extra sums.
         q_BHTX = torch.cat([q_BHTC, q_BHTP], dim=-1)
         y_BHTX = self.mix(q_BHTX, latent_B1SX, latent_B1SX, at)
         return einsum("BHTC,HDC->BHTD", y_BHTX[..., :C], self._by_head(self.W_value))
 
     def absorbs(self, T: int, S: int) -> bool:
-        """Whether T queries attend to S latents themselves, not to keys and values made of them.
+        """Whether T queries attend to the S latents directly, not to keys and values made of them.
 
-        Both give the same outputs. This takes the one with fewer multiply-adds per head: scores and
-        sums over C instead of D numbers, or keys and values of S tokens instead of T. T = S, as in
-        training, always makes keys and values.
+        Both give the same outputs. This picks the one with fewer multiply-adds per head: latents
+        take scores and sums over C instead of D numbers, the other form takes keys and values of S
+        tokens instead of T. T = S, as in training, always makes keys and values.
         """
         C, D = self.kv_rank, self.head_dim
         return T < S and T * C * (D + S) < S * D * (C + T)
@@ -153,12 +153,12 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         pairs = self.num_heads * seen_pairs(T, S, self.rule())
         if self.absorbs(T, S):
             return 2 * 2 * (C + P) * pairs
-        # The weights' own count covers keys and values of T tokens; the cached ones are recomputed.
+        # The weights' count covers T tokens' keys and values; cached tokens' are made again.
         return 2 * (2 * D + P) * pairs + 2 * 2 * (S - T) * C * self.d_out
 
 
 def rope_size(rope_dim: float | None, head_dim: int, position: HeadPosition | None) -> int:
-    """Return how many numbers of a key all heads share, a multiple of 4 if it is a share of D."""
+    """Return how many numbers of a key all heads share; a share of D rounds to a multiple of 4."""
     if rope_dim is None:
         if position is None or not position.rotates:
             return 0
@@ -167,7 +167,7 @@ def rope_size(rope_dim: float | None, head_dim: int, position: HeadPosition | No
         return max(4, 4 * round(rope_dim * head_dim / 4))
     if not isinstance(rope_dim, int) or rope_dim < 2 or rope_dim % 2:
         raise ValueError(
-            f"rope_dim={rope_dim} must be even, 2 or more, for rotary positions, or a share of a "
-            "head below 1"
+            f"rope_dim={rope_dim} must be an even number for rotary positions, 2 or more, or a "
+            "share of a head below 1"
         )
     return rope_dim

@@ -1,4 +1,4 @@
-"""Native sparse attention: compressed blocks, the blocks they point to, and a window, each gated.
+"""Native sparse attention: compressed blocks, the blocks that they select, and a window, gated.
 
 Letters besides those in `base.py`: C compressed blocks, J blocks to select from, N some blocks or
 tokens, X numbers of all tokens of a block, I keys and values.
@@ -28,26 +28,26 @@ NEAR, RAW, BLOCKS = ("k_near", "v_near"), ("k_raw", "v_raw"), ("k_block", "v_blo
 class NativeSparseAttention(SoftmaxAttention):
     """The sum of three attentions of the same queries, each times a gate sigmoid(x W) per head.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Each branch has num_kv_heads heads of keys and values of its
-    own. The compressed branch sees an entry per complete block of `block` tokens, of which one
-    begins every `stride` tokens. The selected branch sees the tokens of `topk` blocks of
-    `select_block`, side by side: the first, the newest two, and those of highest score, the sum of
-    the compressed branch's weights over the heads of a group and the entries, each times overlap /
-    stride; of equal ones the newest. The window branch sees the newest `window` tokens.
+    x [B, T, d_in] -> y [B, T, d_out]. Each branch has its own num_kv_heads heads of keys and
+    values. The compressed branch sees one entry per complete block of `block` tokens; a block
+    begins every `stride` tokens. Blocks of `select_block` tokens don't overlap; the selected branch
+    sees `topk` of them: the first, the newest two, and those with the highest scores; of equal
+    ones, the newest. A score sums the compressed branch's weights over a group's heads and the
+    entries, each times overlap / stride. The window branch sees the newest `window` tokens.
 
-    An entry is W_out gelu(W_in (tokens of the block, side by side + p)), of keys before they rotate
-    or of values, at the position of its last token; p is learned, and heads share all three. The
-    paper leaves that position open, and the size of its MLP, here a hidden layer of D. Gates have
-    no bias, as in fla, whose branches share keys and values, and whose entries are means.
+    An entry is W_out gelu(W_in (the block's tokens, joined, + p)), of keys before they rotate or of
+    values, at the position of its last token; p is learned, and heads share all three. The paper
+    doesn't state this position, or the size of its MLP; here its hidden layer has D numbers. Gates
+    have no bias, as in fla; there, branches share keys and values, and entries are means.
 
-    Once built, `num_kv_heads` counts all branches, as parts act on all. Maps are the branches' mean
-    by their gates, an entry's weight spread over its tokens. Raises ValueError for unfit sizes.
+    Once built, `num_kv_heads` counts all branches, as parts act on all. A map averages the branches
+    by their gates, and spreads an entry's weight over its tokens. Raises ValueError for bad sizes.
 
     Source: Yuan et al. 2025, arXiv:2502.11089, sec. 3.2 and 3.3; blocks always chosen: sec. 4.1.
     """
 
     stops_gradient: ClassVar[bool] = True
-    has_values: ClassVar[bool] = False  # a token has three, one of each branch
+    has_values: ClassVar[bool] = False  # a token has three, one per branch
     takes_flex: ClassVar[bool] = False  # blocks are chosen by their scores
 
     def __init__(
@@ -84,8 +84,8 @@ class NativeSparseAttention(SoftmaxAttention):
         self.W_key = Linear(d_in, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_branch = Linear(d_in, 3 * num_heads, bias=False)
-        # Of keys and of values; no Linear layers, which costs take to read each token. Having three
-        # axes, they take AdamW where matrices take Muon.
+        # For keys and for values. Costs assume that Linear layers read each token, so these are
+        # none. With three axes, they train with AdamW where matrices train with Muon.
         D, X = self.head_dim, block * self.head_dim
         self.place_I111X = nn.Parameter(torch.zeros(2, 1, 1, 1, X))
         self.W_in_IDX = nn.Parameter(torch.randn(2, D, X) * X**-0.5)
@@ -120,9 +120,9 @@ class NativeSparseAttention(SoftmaxAttention):
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
-        """Return the entries of keys and blocks, and the keys' positions, after a -1 also in "pos".
+        """Return the entries of keys and blocks, and the keys' positions; "pos": -1 and these.
 
-        "end" [B or 1, C] is which token ends a block, -1 for none; "near" which the window has.
+        "end" [B or 1, C] has the index of each block's last token, -1: none; "near" the window's.
         """
         held, k_pos = {**new}, shared.positions
         if cache is not None:
@@ -130,9 +130,9 @@ class NativeSparseAttention(SoftmaxAttention):
             stored, k_pos = cache.write({name: new[name] for name in self.kept()}, k_pos)
             ring = TokenCache({name: cache.tensors[name] for name in NEAR}, self.window)
             ring.length = cache.length
-            near, which = ring.write({name: new[name] for name in NEAR})
-            if isinstance(which, Tensor):
-                near["near"] = which[None, None]
+            near, index = ring.write({name: new[name] for name in NEAR})
+            if isinstance(index, Tensor):
+                near["near"] = index[None, None]
             raw, at = {name: new[name] for name in RAW}, shared.positions
             held |= stored | near | {"end": cache.write_blocks(raw, at, self.stride, self.compress)}
             held |= {name: cache.tensors[name][:, :, : held["end"].shape[1]] for name in BLOCKS}
@@ -149,7 +149,7 @@ class NativeSparseAttention(SoftmaxAttention):
     def compress(
         self, raw: Mapping[str, Tensor], end_BN: Tensor, pos_BN: Tensor
     ) -> dict[str, Tensor]:
-        """Return the entries of the blocks that end at these places and positions; -1: no block."""
+        """Return the entries of the blocks that end at these indices and positions; -1: none."""
         at_BNL = end_BN[..., None] + torch.arange(1 - self.block, 1, device=end_BN.device)
         at_B1M1 = at_BNL.clamp_min(0).flatten(1)[:, None, :, None]
         x_IBGMD = torch.stack([raw[name].take_along_dim(at_B1M1, 2) for name in RAW])
@@ -169,7 +169,7 @@ class NativeSparseAttention(SoftmaxAttention):
     def _branches(
         self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule
     ) -> list[tuple[Tensor, Tensor, PlacedRule]]:
-        """Return keys, values and rule of the compressed, the selected and the window branch."""
+        """Return keys, values and rule of the compressed, selected and window branches."""
         k_BGSD, v_BGSD, pos, end_BC = (held[name] for name in ("k", "v", "pos", "end"))
         T, S, R = q_BHTD.shape[2], k_BGSD.shape[2], self.num_heads // self.groups
         blocks, size, selected = _only(at, pos, end_BC[:, None]), self.select_block, at
@@ -180,7 +180,7 @@ class NativeSparseAttention(SoftmaxAttention):
 
         @torch.no_grad()
         def choose(query: Span) -> Tensor:
-            """Return 0 for the `topk` blocks of each query, some perhaps ahead, else -inf."""
+            """Return 0 at each query's `topk` blocks, perhaps some ahead, and -inf elsewhere."""
             of_these = replace(queries, where=query.where)
             p = weights(q_BHTD[:, :, query.where], held["k_block"], blocks.rule, of_these, block)
             p_BGTC = p.unflatten(1, (-1, R)).sum(2)
@@ -200,14 +200,14 @@ class NativeSparseAttention(SoftmaxAttention):
 
         if len(first_J) > self.topk and T > 1:
             selected = at._replace(rule=replace(at.rule, bias=hide))
-        elif len(first_J) > self.topk:  # a token that decodes reads its blocks alone
+        elif len(first_J) > self.topk:  # a decoding step reads only its blocks
             query, _ = place(at.q_pos, at.k_pos, 1, S, q_BHTD.device)
             chosen_BGN = choose(query)[:, :, 0].topk(self.topk).indices.sort().values
             token_L = torch.arange(size, device=pos.device)
             pos_BGN = (size * chosen_BGN[..., None] + token_L).flatten(2)
             at_BGN = (pos_BGN + (S - 1 - query.pos[..., 0])).clamp_max(S - 1)
             k_BGSD, v_BGSD = (x.take_along_dim(at_BGN[..., None], 2) for x in (k_BGSD, v_BGSD))
-            # Each group sees the first N of these, so that one's positions are right for all.
+            # Each group sees the first N of these, so one group's positions are right for all.
             rule = _only(at, pos, at_BGN.repeat_interleave(R, 1)).rule
             selected = PlacedRule(rule, at.q_pos, pos_BGN[:, 0])
         return [
@@ -236,17 +236,19 @@ class NativeSparseAttention(SoftmaxAttention):
         return BlockCache(tensors)
 
     def flops(self, T: int, S: int) -> int:
-        """Count the pairs that a query sees; those with entries twice, as the choice does too."""
+        """Count the pairs that a query sees; choosing blocks scores pairs with entries again."""
         seen, D, size = range(S - T + 1, S + 1), self.head_dim, self.select_block
         blocks = sum(count_blocks(s, self.block, self.stride) for s in seen)
         selected = sum(min(s, self.topk * size - -s % size) for s in seen)
-        making = 2 * T * self.groups * (self.block + 1) * D * D // self.stride  # two entries
+        making = (
+            2 * T * self.groups * (self.block + 1) * D * D // self.stride
+        )  # a key's and a value's
         pairs = 3 * blocks + 2 * (selected + seen_pairs(T, S, self._plain))
         return 2 * (self.num_heads * D * pairs + making)
 
 
 def _only(at: PlacedRule, pos: Tensor, number_BHN: Tensor) -> PlacedRule:
-    """Return rule and positions for the keys of these numbers, in each head; -1: no token."""
+    """Return rule and positions for the keys with these numbers only, per head; -1: none."""
     rule, q_pos = at.rule, at.q_pos
     if rule.decay is not None:
         c_BHN = rule.decay.at_key_BHS.take_along_dim(number_BHN.clamp_min(0), -1)
@@ -255,7 +257,7 @@ def _only(at: PlacedRule, pos: Tensor, number_BHN: Tensor) -> PlacedRule:
         return PlacedRule(rule, q_pos, pos.take_along_dim(number_BHN[:, 0] + 1, -1))
     start_B1T = q_pos.start_BT[:, None]
 
-    def hide_others(query: Span, key: Span) -> Tensor:  # by places in the row
+    def hide_others(query: Span, key: Span) -> Tensor:  # by index in the row
         return torch.where(key.pos < query.of(start_B1T), -torch.inf, 0.0)
 
     return PlacedRule(replace(rule, bias=hide_others), range(start_B1T.shape[2]), number_BHN[:, 0])

@@ -1,8 +1,8 @@
-"""RWKV-7 (Goose): a state that decays by channel, and removes by keys of its own.
+"""RWKV-7 (Goose): a state that decays by channel, and removes with separate keys.
 
 The recurrence, S = diag(exp(g)) S + b (S^T a)^T + k v^T; o = S^T q, is in
 `attention/recurrence.py`. The paper calls q the receptance r; here a = -kappa and b = kappa * rate,
-where kappa has length 1 and the rate is the paper's a. Letters beside the usual ones: V value size
+where kappa has length 1 and the rate is the paper's a. Letters besides the usual ones: V value size
 of a head (here D), C channels of all heads, H * D, X projections.
 """
 
@@ -21,8 +21,8 @@ from gptattn.attention.recurrence import Chunk, Eps, RecurrentAttention
 from gptattn.attention.softmax import split_heads
 from gptattn.position.base import Documents, Positions
 
-VALUES = "rwkv7_values"  # of the first such layer: the name in `Shared.state`
-# How the share of the token before falls from the first channel to the last: for queries, decays,
+VALUES = "rwkv7_values"  # the name in `Shared.state`, for the first RWKV-7 layer
+# How the previous token's share falls from the first channel to the last: for queries, decays,
 # keys, values, rates and gates.
 POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)
 
@@ -30,23 +30,23 @@ POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)
 class RWKV7(RecurrentAttention):
     """A state of constant size per head, with a decay and a rate of removal for each channel.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Each of six projections reads a mix of its own of a token and
-    the one before, x + mix * (x_before - x). Three give queries, keys k and values. The others are
-    adapters of low rank: they give each channel its decay, g = -exp(-0.5) sigmoid(.), the rate
+    x [B, T, d_in] -> y [B, T, d_out]. Each of six projections reads its own mix of a token and the
+    one before, x + mix * (x_before - x). Three give queries, keys k and values. The others are
+    low-rank adapters: they give each channel its decay, g = -exp(-0.5) sigmoid(.), the rate
     sigmoid(.) at which the state removes what it holds for kappa, and the gate. kappa is
-    k * removal_gain, with length 1 in each head; values are written to
-    k * (1 + (rate - 1) * write_gain). In later layers, a fourth adapter says how much of a value is
-    the first layer's, unless `value_residual` is False. The heads' outputs pass a LayerNorm, get
-    v times sum(q * k * bonus) added, and pass the gate and the output projection.
+    k * removal_gain, scaled to length 1 in each head; values are written at
+    k * (1 + (rate - 1) * write_gain). In later layers, a fourth adapter sets the first layer's
+    share in each value, unless `value_residual` is False. The heads' outputs pass a LayerNorm; then
+    v times sum(q * k * bonus) is added, and they pass the gate and the output projection.
 
-    A rank below 1 is a share of d_out; with the defaults, at d = 768 they are the authors' 64, 64,
-    32 and 128: 4 d^2 + 2 d (64 + 64 + 128) weights and 13 d small ones, in later layers 65 d more.
-    It needs no position, and it has no dropout, as in the paper. Raises ValueError for impossible
-    sizes and ranks.
+    A rank below 1 is a share of d_out. The defaults give the authors' 64, 64, 32 and 128 at
+    d = 768: 4 d^2 + 2 d (64 + 64 + 128) weights and 13 d small ones, in later layers 65 d more. It
+    needs no position and, as in the paper, has no dropout. Raises ValueError for impossible sizes
+    and ranks.
 
     Source: Peng et al. 2025, arXiv:2503.14456, sec. 4; initial values as in the authors' code,
     github.com/BlinkDL/RWKV-LM, except for the projections, which start as in the other attentions;
-    the second matrices of adapters are orthogonal there, and here drawn with the same size.
+    the adapters' second matrices are orthogonal there, and drawn here with the same size.
     """
 
     delta: ClassVar[bool] = True
@@ -94,9 +94,9 @@ class RWKV7(RecurrentAttention):
         self.decay = adapter("decay_rank", decay_rank, decay_C)
         rate_C = 0.4 * ramp_C - 0.39 + 0.3 * wave_C
         self.removal = adapter("removal_rank", removal_rank, rate_C)
-        own_C = 0.93 - 0.4 * ramp_C
-        rank_of("value_rank", value_rank, C, min(d_in, C))  # also where it is not used
-        self.residual = adapter("value_rank", value_rank, own_C) if self.mixes else None
+        share_C = 0.93 - 0.4 * ramp_C
+        rank_of("value_rank", value_rank, C, min(d_in, C))  # checked even if unused
+        self.residual = adapter("value_rank", value_rank, share_C) if self.mixes else None
         self.gate = adapter("gate_rank", gate_rank)
         self.removal_gain_C = nn.Parameter(0.76 - 0.1 * ramp_C)
         self.write_gain_C = nn.Parameter(torch.full((C,), 1.02))
@@ -114,7 +114,7 @@ class RWKV7(RecurrentAttention):
         q, k, v = self.W_query(for_query), self.W_key(for_key), self.W_value(for_value)
         if self.residual is not None:
             if VALUES not in shared.state:
-                raise ValueError(f"{VALUES} are missing; run it after its first layer, in a model")
+                raise ValueError(f"{VALUES} are missing; run this after the first RWKV-7 layer")
             v = v + self.residual(for_value).sigmoid() * (shared.state[VALUES] - v)
         elif self.shares:
             shared.state[VALUES] = v
@@ -125,26 +125,26 @@ class RWKV7(RecurrentAttention):
         with torch.autocast(x_BTE.device.type, enabled=False):
             q, k, v, decay, rate = (x.to(wide) for x in (q, k, v, decay, rate))
             rate = rate.sigmoid()
-            at = k * self.removal_gain_C
+            kappa = k * self.removal_gain_C
             k = k * (1 + (rate - 1) * self.write_gain_C)
-            of_heads = q, k, v, -math.exp(-0.5) * decay.sigmoid(), at, rate
-            q_BHTD, k_BHTD, v_BHTV, g_BHTD, at_BHTD, rate_BHTD = (
+            of_heads = q, k, v, -math.exp(-0.5) * decay.sigmoid(), kappa, rate
+            q_BHTD, k_BHTD, v_BHTV, g_BHTD, kappa_BHTD, rate_BHTD = (
                 split_heads(x, self.num_heads) for x in of_heads
             )
-            at_BHTD = F.normalize(at_BHTD, dim=-1)
+            kappa_BHTD = F.normalize(kappa_BHTD, dim=-1)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHTD, None
-            removal = -at_BHTD, at_BHTD * rate_BHTD
+            removal = -kappa_BHTD, kappa_BHTD * rate_BHTD
             y_BHTV = self.recur(*inputs, cache, shared.positions, gate.dtype, removal)
             y_BTHV = F.layer_norm(y_BHTV.transpose(1, 2), y_BHTV.shape[3:], eps=self.norm_eps)
             y_BTC = y_BTHV.flatten(2) * self.gain_C + self.bias_C
-            own_BTH1 = (q * k * self.bonus_C).unflatten(2, (self.num_heads, -1)).sum(3, True)
-            y_BTC = y_BTC + (own_BTH1 * v_BHTV.transpose(1, 2)).flatten(2)
+            bonus_BTH1 = (q * k * self.bonus_C).unflatten(2, (self.num_heads, -1)).sum(3, True)
+            y_BTC = y_BTC + (bonus_BTH1 * v_BHTV.transpose(1, 2)).flatten(2)
         return self.out_proj(y_BTC.to(gate.dtype) * gate)
 
     def mix_tokens(self, x_BTE: Tensor, cache: Cache | None, positions: Positions) -> Tensor:
-        """Return each projection's mix of the tokens and those before them [X, B, T, E].
+        """Return each projection's mix of every token and the one before it [X, B, T, E].
 
-        Missing tokens are 0, and so is what is before the first token of a row or document.
+        Padding counts as 0, and so does the token before the first of a row or document.
         """
         if isinstance(positions, Tensor):
             x_BTE = x_BTE * (positions >= 0).unsqueeze(-1)
@@ -178,7 +178,7 @@ class RWKV7(RecurrentAttention):
 
 
 class Adapter(nn.Module):
-    """A map of low rank, W_up act(W_down x), plus a bias [C] if it is given one to start with."""
+    """A low-rank map, W_up act(W_down x), plus a bias [C] if you give its initial values."""
 
     def __init__(self, d_in: int, d_out: int, rank: int, bias_C: Tensor | None) -> None:
         super().__init__()

@@ -14,12 +14,12 @@ from gptattn.attention.linear import Linear
 class GatedShortConvolution(Attention):
     """y = W_out (c * conv(b * v)): a depthwise convolution between two gates, all linear in x.
 
-    x [B, T, d_in] -> y [B, T, d_out]. The gates b and c and the values v are d_out numbers each, by
-    projections without bias or activation; the convolution is causal, over the last `conv_size`
-    tokens, and has no bias either. Thus 4 d^2 weights and conv_size * d small ones. It has no heads
-    and no dropout, and needs no position. The cache is the convolution's last conv_size - 1 inputs.
+    x [B, T, d_in] -> y [B, T, d_out]. The gates b and c and the values v have d_out numbers each,
+    from projections without bias or activation. The causal convolution over the last `conv_size`
+    tokens has no bias either: 4 d^2 weights and conv_size * d small ones. It has no heads and no
+    dropout, and needs no position. The cache is the convolution's last conv_size - 1 inputs.
 
-    Source: LFM2, Liquid AI 2025, arXiv:2511.23404; the convolution starts as torch's do.
+    Source: LFM2, Liquid AI 2025, arXiv:2511.23404; the convolution starts as in torch.
     """
 
     knows_order: ClassVar[bool] = True

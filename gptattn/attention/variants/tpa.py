@@ -23,7 +23,7 @@ from gptattn.attention.softmax import (
 
 
 class TensorProductAttention(SoftmaxAttention):
-    """A token's queries [H, D] are a mean of C outer products, as are its keys and its values.
+    """A token's queries [H, D] are a mean of C outer products, and so are its keys and values.
 
     x [B, T, d_in] -> y [B, T, d_out]. The factors a [H] and b [D] of a product are linear in x,
     without biases; C is query_rank, key_rank or value_rank. Positions rotate b. The cache holds a
@@ -31,8 +31,8 @@ class TensorProductAttention(SoftmaxAttention):
     for impossible sizes and ranks.
 
     The six matrices are drawn by Xavier's uniform rule. The authors' code applies it to their views
-    [d_in, H, C] and [d_in, C, D], whose bounds are smaller by up to sqrt(C) for a and sqrt(D) for
-    b, and starts the output projection at 0; here that is drawn as in the other attentions.
+    [d_in, H, C] and [d_in, C, D], with bounds smaller by up to sqrt(C) for a and sqrt(D) for b. It
+    also starts the output projection at 0; here it is drawn as in the other attentions.
 
     Source: Zhang et al. 2025, arXiv:2501.06425, sec. 3; weights: appendix G; decoding: sec. 5.
     """
@@ -85,7 +85,7 @@ class TensorProductAttention(SoftmaxAttention):
         b_q, b_k, b_v = self.encode(*self.project(x_BTE), shared)
         C_q, C_k, C_v = self.ranks
         a = self.W_query_a(x_BTE) / C_q, self.W_key_a(x_BTE) / C_k, self.W_value_a(x_BTE) / C_v
-        # Tokens come last, because decoding multiplies rows of scores by rows of a.
+        # Tokens come last because decoding multiplies rows of scores by rows of a.
         a_q, a_k, a_v = (a_BTX.mT.unsqueeze(3) for a_BTX in a)
         return self._sum(a_q, b_q), {"a_k": a_k, "b_k": b_k, "a_v": a_v, "b_v": b_v}
 
@@ -112,14 +112,14 @@ class TensorProductAttention(SoftmaxAttention):
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
             return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
-        # For one query, sums of a (q . b) and of (w a) b are less work; in place: no gradients.
+        # For one query, summing a (q . b) and (w a) b is less work; in place: no gradients.
         a_k_BCHS, a_v_BCHS = self._by_term(held["a_k"]), self._by_term(held["a_v"])
         score_BHS = (q_BHTD.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
 
         def by_term(w_BH1S: Tensor) -> Tensor:
             return (w_BH1S.transpose(1, 2) * a_v_BCHS).flatten(1, 2).unsqueeze(2)
 
-        # For the core, a score is a key of one number, and the query is 1.
+        # The core gets each score as a key of size 1, and the query 1.
         one_BH11, k_BHS1 = torch.ones_like(q_BHTD[..., :1]), score_BHS.unsqueeze(3)
         y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], at, by_term)
         return y_BX1D.unflatten(1, (-1, self.num_heads)).sum(1)
