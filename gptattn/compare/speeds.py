@@ -47,8 +47,8 @@ def compare_speeds(
     """Put the rows' speeds and ratios into `metrics`, and remove what cannot be compared.
 
     A row gets a ratio and speeds if it took turns with the baseline on the machine where the
-    baseline was last measured; its speeds are scaled to the baseline's newest ones. Peaks of memory
-    are compared only at equal threads. Return how speeds were measured, and why figures are missing.
+    baseline was last measured; its speeds are scaled to the baseline's newest. Peaks of memory need
+    equal threads. Return how speeds were measured, and why figures are missing.
     """
     runs = [run for own in groups.values() for run in own]
     places = {tuple(run.environment.get(key) for key in ("device", "threads")) for run in runs}
