@@ -124,7 +124,7 @@ def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
 def average_rows(
     section: Section, curves: Mapping[Path, Curves], kind: str, axis: str
 ) -> dict[str, Band]:
-    """Return the band of each row with curves of this kind, val or train, over the column `axis`."""
+    """Return the band of each row with curves of this kind, val or train, over this axis."""
     found = {}
     for row in section.rows:
         members = [curves[run.folder][kind] for run in row.runs]

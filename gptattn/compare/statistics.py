@@ -4,7 +4,7 @@ One procedure decides: Student's t on differences paired by seed, with Bonferron
 the comparisons of a family. The interval shown is the corrected one, so a difference is stated
 exactly when its interval excludes 0. If the spread over the first seeds decided how many to run,
 `first` is their number. The deviation and its degrees of freedom then come from those seeds alone,
-which keeps the stated confidence. Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
+so that the confidence is as stated. Source: Stein 1945, Ann. Math. Statist. 16, 243-258.
 
 Functions import scipy, which takes half a second, so that mistakes in a command are reported first.
 """
