@@ -32,7 +32,7 @@ def test_runs_of_different_or_unknown_code_are_different_rows(tmp_path):
     assert set(groups) == {f"gqa code={run.code}" for run in runs}
     assert "gqa code=unknown" in groups
     unknown, changed = differences_in_provenance(runs)
-    assert "1 run is unknown" in unknown
+    assert "1 run did not record the code" in unknown
     assert changed.endswith(CHANGED)
 
 
