@@ -48,7 +48,7 @@ def find_family(folder: Path) -> Family | None:
 
 
 def find_tokenizer(folder: Path, family: Family) -> str | None:
-    """Return the choice in conf/tokenizer that reads the folder's tokenizer; None if it has none."""
+    """Return the choice in conf/tokenizer for the folder's tokenizer; None if it has none."""
     if find_file(folder) is None:
         return None
     try:
