@@ -398,9 +398,7 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
         if family := sections[0].title_without("model"):
             caption += f" All runs: {family}."
     if len(lines) > MAX_NAMED:
-        caption += (
-            f" Only {MAX_NAMED} of {len(lines)} variants have names and bars, the front first."
-        )
+        caption += f" Names and bars: {MAX_NAMED} of {len(lines)} variants, the front first."
     over = ", over model sizes" * (len(sections) > 1)
     title = f"{'Accuracy' if task else 'Loss'} against {COST_AXES[cost]}{over}"
     return _render(axes, name, title, caption)

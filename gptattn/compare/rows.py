@@ -294,21 +294,19 @@ def _name_rows(firsts: Sequence[Run]) -> list[str]:
     table = _tabulate(firsts).to_dict("records")
     for name in [name for name, count in Counter(names).items() if count > 1]:
         rows = {i: table[i] for i, other in enumerate(names) if other == name}
-        keys = _find_distinguishing([*rows.values()])
+        keys = _pick_settings([*rows.values()])
         for i, row in rows.items():
             names[i] = " ".join([name, *(_word(key, row[key]) for key in keys)])
     return names
 
 
-def _find_distinguishing(rows: Sequence[Mapping[Any, str]]) -> list[str]:
+def _pick_settings(rows: Sequence[Mapping[Any, str]]) -> list[str]:
     """Return the settings that distinguish the rows, as few as a greedy search finds."""
 
     def count(*keys: str) -> int:
         return len({tuple(row[key] for key in keys) for row in rows})
 
-    keys = sorted(
-        rows[0], key=lambda key: key in (RATE, WIDTH)
-    )  # these follow from another difference
+    keys = sorted(rows[0], key=lambda key: key in (RATE, WIDTH))  # last, as other settings set them
     chosen: list[str] = []
     while count(*chosen) < len(rows):
         chosen.append(max(keys, key=lambda key: count(*chosen, key)))

@@ -17,9 +17,8 @@ HALF_WIDTH = 0.03  # of a ratio's interval that is narrow enough
 def compare_rounds(base: Sequence[float], own: Sequence[float], comparisons: int) -> Estimate:
     """Return the ratio of speeds, from the seconds of both in each round.
 
-    It is the 20% trimmed mean of the logarithms of the rounds' ratios, because other work on the
-    machine comes in bursts. The interval is Yuen's (1974, Biometrika 61, 165-170), with a
-    Bonferroni correction.
+    It is the 20% trimmed mean of the rounds' log ratios, because other work comes in bursts. The
+    interval is Yuen's (1974, Biometrika 61, 165-170), with a Bonferroni correction.
     """
     logs = np.sort(np.log(np.asarray(base) / np.asarray(own)))
     kept = logs[len(logs) // 5 : len(logs) - len(logs) // 5]

@@ -66,10 +66,9 @@ def interaction_words(d: Difference, max_seeds: int) -> str:
     if not d.shown or d.interval is None or d.p is None:
         return unclear_words(d, max_seeds)
     low, high = map(signed, d.interval)
-    return (
-        f"{d.variant} gains {'less' if d.mean > 0 else 'more'} than {d.baseline}: {signed(d.mean)} "
-        f"nats beyond it (95% interval {low} to {high}; n = {d.n}, {p_value(d.p)})."
-    )
+    test = f"95% interval {low} to {high}; n = {d.n}, {p_value(d.p)}"
+    gain = f"{d.variant} gains {'less' if d.mean > 0 else 'more'} than {d.baseline}"
+    return f"{gain}: {signed(d.mean)} nats beyond it ({test})."
 
 
 def difference_words(row: Row, baseline: Row) -> str:
@@ -82,25 +81,19 @@ def difference_words(row: Row, baseline: Row) -> str:
         return unclear_words(d, row.runs[-1].max_seeds)
     low, high = d.interval
     worse, least, most = ("worse", low, high) if d.mean > 0 else ("better", -high, -low)
-    return (
-        f"{d.variant} is {worse} than {d.baseline} by {nats(abs(d.mean))} nats (95% interval "
-        f"{nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)})."
-    )
+    test = f"95% interval {nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)}"
+    return f"{d.variant} is {worse} than {d.baseline} by {nats(abs(d.mean))} nats ({test})."
 
 
 def unclear_words(d: Difference, max_seeds: int) -> str:
     """Return the verdict on a difference that is not shown, and what would settle it."""
-    pair = f"{d.variant} vs {d.baseline}"
+    pair, gap = f"{d.variant} vs {d.baseline}", f"the gap is {d.mean:+.4f} nats at"
     if d.n == 1:
-        return (
-            f"{pair} has too few seeds to tell: the gap is {d.mean:+.4f} nats at the only seed in "
-            f"common (n = 1). Run at least {MIN_FOR_BEST} seeds of each."
-        )
+        only = f"{gap} the only seed in common (n = 1)"
+        return f"{pair} has too few seeds to tell: {only}. Run {MIN_FOR_BEST} or more of each."
     if d.interval is None or d.p is None:
-        return (
-            f"{pair} cannot be tested: the gap is {d.mean:+.4f} nats at every seed (n = {d.n}), so "
-            "it has no spread. Check that the seed changes the runs."
-        )
+        same = f"{gap} every seed (n = {d.n}), so it has no spread"
+        return f"{pair} cannot be tested: {same}. Check that the seed changes the runs."
     low, high = d.interval
     gap = f"the gap is between {signed(low)} and {signed(high)} nats"
     gap += f" (95% interval; n = {d.n}, {p_value(d.p)})."
@@ -150,34 +143,26 @@ def best_words(section: Section) -> str:
     """
     leader = next(row for row in section.rows if row.name == section.leader)
     few = [f"{row.name}: {row.n}" for row in section.rows if row.n < MIN_FOR_BEST]
-    if not few:
-        few = [
-            f"{d.variant} and {d.baseline} in common: {d.n}"
-            for d in section.rivals
-            if d.n < MIN_FOR_BEST
-        ]
+    pairs = [d for d in section.rivals if d.n < MIN_FOR_BEST]
+    few = few or [f"{d.variant} and {d.baseline} in common: {d.n}" for d in pairs]
+    unnamed = "The best variant cannot be named:"
     if few:
-        return (
-            f"The best variant cannot be named: too few seeds ({listed(few)}). Run all variants "
-            f"with the same {MIN_FOR_BEST} or more."
-        )
+        how = f"Run every variant with the same {MIN_FOR_BEST} seeds or more"
+        return f"{unnamed} too few seeds ({listed(few)}). {how}."
     lowest = f"{leader.name} has the lowest mean loss, but"
     better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
     if better:
-        return (
-            f"The best variant cannot be named: {lowest} {listed(better)} "
-            f"{'is' if len(better) == 1 else 'are'} better over the seeds in common. Run all "
-            "variants with the same seeds."
-        )
+        others = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better"
+        how = "Run every variant with the same seeds"
+        return f"{unnamed} {lowest} {others} over the seeds in common. {how}."
     if section.alike:
         lead = f"its lead over {listed(section.alike)} is not significant"
         return f"The best variant is too close to tell: {lowest} {lead}."
     highest = max(d.p for d in section.rivals if d.p is not None)
     n = min(row.n for row in section.rows)
-    return (
-        f"{leader.name} is the best of {len(section.rows)} variants: its validation loss is lower "
-        f"than any other's (n = {n}{' or more' * (n != leader.n)}, largest {p_value(highest)})."
-    )
+    test = f"n = {n}{' or more' * (n != leader.n)}, largest {p_value(highest)}"
+    best = f"{leader.name} is the best of {len(section.rows)} variants"
+    return f"{best}: its validation loss is lower than any other's ({test})."
 
 
 def match_words(section: Section) -> list[str]:

@@ -44,9 +44,8 @@ class HarnessModel(TemplateLM):
     """A run for `lm_eval.simple_evaluate(model=...)`, on the device of its weights.
 
     Requests are cut at the left to the trained context, as the harness's own HFLM does. An empty
-    context becomes the end-of-text id. Raises DataError if the tokenizer has no such id, for a text
-    without ids, and if a request scores no token or more than the context holds; ConfigError if a
-    task generates as many tokens as the context holds.
+    context becomes the end-of-text id. Raises DataError if there is none, for a text without ids,
+    and to score no token or more than the context; ConfigError to generate as many as the context.
     """
 
     def __init__(self, saved: SavedRun) -> None:

@@ -142,9 +142,7 @@ def plan_jobs(
             raise error
         own = set.intersection(*(set(job.overrides) for job in those)) - shared
         refused[" ".join(o for o in those[0].overrides if o in own)] = error
-    if (
-        config.compile == "auto" and decided
-    ):  # once, for all stages: all compile if the longest does
+    if config.compile == "auto" and decided:  # for all stages: all compile if the longest does
         config.compile = True in decided
         return plans if len(decided) == 1 else plan_jobs(loader, config, refused, jobs, home)
     return plans

@@ -102,9 +102,7 @@ class Until:
                         f"than sweep.max_seeds={self.most}; none added"
                     )
                     continue
-                more = (
-                    f" needs {needs} seeds" if needs > first else f" has enough with {first} seeds"
-                )
+                more = f" needs {needs} seeds" if needs > first else " has enough seeds"
                 print(f"{FIELD}: {name}{more}")
                 for key in both:
                     counts[key] = max(counts[key], needs)

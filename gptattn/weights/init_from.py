@@ -54,9 +54,8 @@ def read_origin(cfg: TrainConfig) -> Origin:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
-    provenance = RunFolder(folder).read_provenance()
-    made_by = provenance.digest if provenance else ""
-    return Origin(model, theirs, tokenizer, digest.hexdigest(), made_by)
+    record = RunFolder(folder).read_provenance()
+    return Origin(model, theirs, tokenizer, digest.hexdigest(), record.digest if record else "")
 
 
 def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:

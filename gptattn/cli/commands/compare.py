@@ -20,8 +20,7 @@ class Arguments:
     """outputs/attention_suite markdown=true"""
 
     folder: tuple[Path, ...] = option(
-        "a folder of runs, of sweeps, or in benchmarks; give several if you like, with or "
-        "without folder=",
+        "folders of runs or sweeps, or one in benchmarks; you can omit folder=, and repeat it",
         (Path("outputs"),),
         positional=True,
     )

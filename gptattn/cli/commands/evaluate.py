@@ -34,14 +34,13 @@ class Arguments:
         "a finished run, or a folder of them, such as a sweep's; can be repeated"
     )
     lengths: tuple[Count, ...] = option(
-        "measure the loss by position in windows of this many tokens, which can be longer than in "
-        "training if the positions allow it",
+        "loss by position in windows of this many tokens, which can be longer than in training if "
+        "the positions allow it",
         (),
     )
     cache: tuple[str, ...] = option(
-        "measure the loss of decoding the held-out text through these caches: full, bf16, int8, "
-        "int4, window:N (the newest N tokens), sinkN+window:M (also the first N); full is always "
-        "measured",
+        "loss of decoding the held-out text through these caches: full (always), bf16, int8, int4, "
+        "window:N (the newest N tokens), sinkN+window:M (also the first N)",
         (),
     )
     lm_eval: tuple[str, ...] = option(

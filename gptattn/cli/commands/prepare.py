@@ -1,8 +1,7 @@
 """Encodes a large text ahead of training.
 
 The other arguments are the same as for training: data=text, stdlib, hf or bin with its settings;
-tokenizer=..., default byte; and validation.fraction=0.1, held out unless the data has its own
-held-out part.
+tokenizer=..., default byte; and validation.fraction=0.1, unless data brings its own held-out text.
 
 Then train with data=bin data.path=FOLDER and the same tokenizer.
 """
