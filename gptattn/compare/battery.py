@@ -126,8 +126,8 @@ class Battery:
 
     def score(self, name: str) -> tuple[float, float]:
         """Return the share of seeds that solve a task, and the accuracy, as means over tasks."""
-        known = [self.list_accuracies(name, task) for task in self.tasks]
-        filled = [[*own, *[0.0] * (SEEDS - len(own))] for own in known]  # missing seeds count as 0
+        accuracies = [self.list_accuracies(name, task) for task in self.tasks]
+        filled = [[*own, *[0.0] * (SEEDS - len(own))] for own in accuracies]  # missing count as 0
         return fmean(fmean(x >= SOLVED for x in own) for own in filled), fmean(map(fmean, filled))
 
 

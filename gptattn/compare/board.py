@@ -132,12 +132,12 @@ def _write_columns(comparison: Comparison) -> None:
     from gptattn.runs.events import EVENTS, declare_columns, write_events
 
     runs = {run.folder: run for run in comparison.runs}
-    known = [run.hyperparameters for run in runs.values()]
+    hyperparameters = [run.hyperparameters for run in runs.values()]
 
     def count(*names: str) -> int:
-        return len({tuple(str(one.get(name)) for name in names) for one in known})
+        return len({tuple(str(one.get(name)) for name in names) for one in hyperparameters})
 
-    names = [name for name in known[0] if name in FIRST_COLUMNS or count(name) > 1]
+    names = [name for name in hyperparameters[0] if name in FIRST_COLUMNS or count(name) > 1]
     if count("attn", "attn_settings") == count("attn"):
         names = [name for name in names if name != "attn_settings"]
     metrics = [m for m in (ACCURACY, LOSS, *SPEEDS) if any(m in r.metrics for r in runs.values())]

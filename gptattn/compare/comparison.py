@@ -113,8 +113,8 @@ class Comparison:
         its interval and p have a Bonferroni correction over `comparisons`.
         """
         rows = [(section, row) for section in self.sections for row in section.rows]
-        known = set[str]().union(*(row.metrics for _, row in rows))
-        metrics = [metric for metric in REPORTED if metric in known or metric not in OF_DATA]
+        recorded = set[str]().union(*(row.metrics for _, row in rows))
+        metrics = [metric for metric in REPORTED if metric in recorded or metric not in OF_DATA]
         metrics += dict.fromkeys(m for _, row in rows for m in row.metrics if m not in REPORTED)
         columns = [
             *("section", "variant", "n"),
@@ -311,8 +311,8 @@ def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, s
     task = all(ACCURACY in own for own in metrics.values())
     fronts = {}
     for cost, metric in COSTS.items():
-        known = [name for name, own in metrics.items() if metric in own]
-        costs = [metrics[name][metric].mean for name in known]
-        losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in known]
-        fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
+        names = [name for name, own in metrics.items() if metric in own]
+        costs = [metrics[name][metric].mean for name in names]
+        losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in names]
+        fronts[cost] = {names[i] for i in statistics.pareto_front(costs, losses)}
     return fronts

@@ -116,8 +116,8 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
     """Return `val` if every run with curves has MIN_VALIDATIONS validations, else `train`."""
-    known = [curves[run.folder] for row in section.rows for run in row.runs]
-    counts = [len(each["val"]) for each in known if any(map(len, each.values()))]
+    members = [curves[run.folder] for row in section.rows for run in row.runs]
+    counts = [len(each["val"]) for each in members if any(map(len, each.values()))]
     return "val" if counts and min(counts) >= MIN_VALIDATIONS else "train"
 
 

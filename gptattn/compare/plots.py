@@ -272,10 +272,10 @@ def draw_recall(battery: Battery, track: Track) -> list[Plot]:
     base = track.baseline[track.budgets[0]]
     reach = [one.flops / base.flops for one in track.baseline.values()]
     low, high = min(reach), max(reach)  # ends of the baseline's curve
-    known = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
+    rows = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
     points = [
         (min(max(value, low), high), 100 * np.mean(values), entry)
-        for value, entry in sorted([(1.0, base), *known], key=lambda one: -one[0])
+        for value, entry in sorted([(1.0, base), *rows], key=lambda one: -one[0])
         if (values := battery.list_accuracies(entry.name, RECALL))
     ]
     if len(points) < 2:

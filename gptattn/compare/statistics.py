@@ -194,8 +194,8 @@ def pair_by_seed(groups: Sequence[Sequence[Run]]) -> Paired:
     values = np.array([[values[seed] for seed in seeds] for values in found])
     count = len(common & first)
     # One seed of the first stage gives no deviation.
-    asked = stage.half_width if stage else None
-    return Paired(values, count if 1 < count < len(common) else None, asked)
+    half_width = stage.half_width if stage else None
+    return Paired(values, count if 1 < count < len(common) else None, half_width)
 
 
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
@@ -204,10 +204,10 @@ def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
     If they ask for several widths, the smallest counts.
     """
     stages = {run.stage for runs in groups for run in runs}
-    known = [stage for stage in stages if stage is not None]
-    if len(known) < len(stages) or len({stage.first for stage in known}) != 1:
+    found_stages = [stage for stage in stages if stage is not None]
+    if len(found_stages) < len(stages) or len({stage.first for stage in found_stages}) != 1:
         return None
-    return min(known, key=lambda stage: stage.half_width)
+    return min(found_stages, key=lambda stage: stage.half_width)
 
 
 def compare_family(

@@ -129,11 +129,11 @@ def report_rows(section: Section) -> list[list[str]]:
     kinds of data are left out.
     """
     rates = rates_differ([row.runs[0] for row in section.rows])
-    known = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
-    columns = [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
-    slices = list_slices(known)
+    recorded = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
+    columns = [column for column in COLUMNS if column[1] in recorded or column[1] not in OF_DATA]
+    slices = list_slices(recorded)
     columns[1:1] = [(f"at {one.removeprefix(SLICE)}", one, "{:.4f}".format) for one in slices]
-    others = (metric for metric in known if metric not in {*REPORTED, *slices})
+    others = (metric for metric in recorded if metric not in {*REPORTED, *slices})
     columns += [(metric, metric, "{:.4g}".format) for metric in others]
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"

@@ -318,19 +318,19 @@ def _choose_entries(
 ) -> tuple[list[Entry], dict[str, list[str]]]:
     """Return the entries to compare, and the names of the others by reason."""
     left_out: dict[str, list[str]] = {}
-    known = [*baseline.values()]
-    hint = f"; {TRAIN_BASELINE}" if all(entry.is_shipped for entry in known) else ""
+    bases = [*baseline.values()]
+    hint = f"; {TRAIN_BASELINE}" if all(entry.is_shipped for entry in bases) else ""
     compared: dict[tuple[bool, str, int], Entry] = {}
     begun: set[tuple[bool, str, int]] = set()  # own entries; some may still lack seeds
     for entry in entries:
         own = not entry.is_shipped
         key = entry.is_baseline, entry.name, entry.steps
-        if entry in known or (not own and key in compared):
+        if entry in bases or (not own and key in compared):
             continue
         newer = [one for one in compared.values() if not one.is_shipped]
         if own and key in begun:
             why = "a newer one has the same name"
-        elif why := _describe_mismatch(entry, known, holds):
+        elif why := _describe_mismatch(entry, bases, holds):
             why += hint if own and not entry.is_baseline else ""
         elif entry.is_baseline:
             why = "it has one seed, or another has more seeds or is newer" if own else ""
@@ -347,9 +347,9 @@ def _choose_entries(
     return [*compared.values()], left_out
 
 
-def _describe_mismatch(entry: Entry, known: Sequence[Entry], holds: Callable[[Entry], bool]) -> str:
+def _describe_mismatch(entry: Entry, bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> str:
     """Return why an entry cannot be compared with these; "" if it can."""
-    for one in known:
+    for one in bases:
         changed = sorted({k for k, _ in one.regime.items() ^ entry.regime.items()})
         if "text" in changed:
             return "trained on another text"
@@ -373,8 +373,8 @@ def _describe_seeds(entry: Entry) -> str:
     seeds = sorted(entry.losses)
     if any(seeds == [*allowed] for allowed in SEEDS):
         return ""
-    known = " or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
-    return f"has seeds {', '.join(map(str, seeds))}; an entry needs {known} (docs/track.md)"
+    allowed_seeds = " or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
+    return f"has seeds {', '.join(map(str, seeds))}; an entry needs {allowed_seeds} (docs/track.md)"
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
@@ -420,8 +420,8 @@ def track_table(track: Track) -> Table:
     cells = [[*HEADINGS]]
     for label, entry, compared in lines:
         first = [label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
-        held = entry.caches
-        caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
+        nbytes = entry.caches
+        caches = ["no cache"] * len(CONTEXTS) if nbytes is None else [f"{one:,}" for one in nbytes]
         cells.append([*first, *compared, *caches, f"{entry.params:,}"])
     return Table("The attention track", cells, notes=_list_notes(track))
 

@@ -142,8 +142,8 @@ def _run_in_process(
         _ = done.return_value  # raises the job's error
     except Exception as error:
         code = report(error, True)
-        known = as_user_error(error)
-        run.write_failure(code, str(known or f"{type(error).__name__}: {error}"))
+        user_error = as_user_error(error)
+        run.write_failure(code, str(user_error or f"{type(error).__name__}: {error}"))
         sys.exit(code)
 
 

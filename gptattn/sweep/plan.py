@@ -67,10 +67,10 @@ def plan_jobs(
         try:
             yield
         except Exception as error:
-            known = explain_hydra_error(error, job.overrides, CONF)
-            if not isinstance(known, UserError):
+            explained = explain_hydra_error(error, job.overrides, CONF)
+            if not isinstance(explained, UserError):
                 raise
-            named = name_typed(known, job.overrides)
+            named = name_typed(explained, job.overrides)
             how = f"; in {VARIANTS}: {job.variant}" * bool(job.variant)
             named = type(named)(named.field, named.message + how)
             errors.setdefault(str(named), (named, []))[1].append(job)

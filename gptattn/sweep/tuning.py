@@ -129,17 +129,17 @@ def tune_stage(
     lines, code = [], 0
     for cell, tried in losses.items():
         name = "".join(f"{override} " for override in own[cell] if override not in common)
-        known = {rate: loss for rate, loss in tried.items() if loss is not None}
-        if len(known) < len(tried):
+        finished = {rate: loss for rate, loss in tried.items() if loss is not None}
+        if len(finished) < len(tried):
             lines.append(f"{name}skipped: some trials have no result")
-        elif min(known.values()) == math.inf:
+        elif min(finished.values()) == math.inf:
             lines.append(f"{name}skipped: it diverged at every learning rate")
             code = DIVERGED
         else:
-            rate = find_vertex(known) if tune.refine else find_best(known)
+            rate = find_vertex(finished) if tune.refine else find_best(finished)
             best[cell] = float(f"{rate * tune.scale:.3g}") if tune.scale < 1 else rate
-            used = f"; runs use {best[cell]:g}" * (best[cell] != find_best(known))
-            lines.append(name + describe_rates(known) + used)
+            used = f"; runs use {best[cell]:g}" * (best[cell] != find_best(finished))
+            lines.append(name + describe_rates(finished) + used)
     chosen = [
         Job([*(o for o in one.overrides if not RATE.match(o)), f"optim.lr={best[cell]!r}"])
         for one in plans
@@ -179,12 +179,12 @@ def find_vertex(losses: Mapping[float, float]) -> float:
 def next_rate(losses: Mapping[float, float | None]) -> float | None:
     """Return the next rate to try if the best of two or more is the lowest or highest, or None."""
     rates = sorted(losses)
-    known = {rate: loss for rate, loss in losses.items() if loss is not None}
-    if len(known) < len(rates) or not 2 <= len(rates) < MAX_RATES:
+    finished = {rate: loss for rate, loss in losses.items() if loss is not None}
+    if len(finished) < len(rates) or not 2 <= len(rates) < MAX_RATES:
         return None
-    if min(known.values()) == math.inf:
+    if min(finished.values()) == math.inf:
         return None
-    best = find_best(known)
+    best = find_best(finished)
     if best == rates[0]:
         return float(f"{rates[0] ** 2 / rates[1]:.6g}")
     return float(f"{rates[-1] ** 2 / rates[-2]:.6g}") if best == rates[-1] else None
