@@ -84,5 +84,5 @@ def compare_speeds(
         why = f", measured separately ({'; '.join(sorted(apart))})" if apart else ""
         folders = shlex.join(sorted({str(run.folder.parent) for run in runs}))
         how = f"to measure them in turns: {command('compare')} {folders} speed=true"
-        notes.append(f"no speed of {', '.join(lacking)}{why}; {how}")
+        notes.append(f"no speed for {', '.join(lacking)}{why}; {how}")
     return notes

@@ -28,7 +28,7 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
             try:
                 found[row.name] = prepare(row.runs[-1].folder, allow_targets)
             except UserError as error:
-                print(f"no speed of {row.name}: {error}", file=sys.stderr)
+                print(f"no speed for {row.name}: {error}", file=sys.stderr)
         if base.name not in found or (len(found) == 1 and list_measured(base.runs)):
             continue
         try:
