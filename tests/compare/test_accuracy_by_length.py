@@ -56,4 +56,4 @@ def test_the_page_has_the_figure_and_says_what_was_not_tested(sweep, capsys):
         assert shown in page
     drawn = ET.parse(sweep / "comparison" / "accuracy_length.svg").iter()
     assert {"mha", "gqa", "1,024"} <= {"".join(node.itertext()) for node in drawn}
-    assert "are bound: gqa\n" in capsys.readouterr().out
+    assert "cannot exceed: gqa\n" in capsys.readouterr().out
