@@ -41,7 +41,7 @@ def test_a_new_variant_passes_its_own_test_and_stands_beside_mha(tmp_path, monke
     [
         ("my-attention", "cannot name"),
         ("none", "cannot name"),  # its class would be None
-        ("gqa", "menu"),
+        ("gqa", "taken"),
         ("json", "installed"),
         ("mine_too", "attn/mine_too.yaml"),
     ],

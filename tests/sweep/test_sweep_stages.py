@@ -294,4 +294,4 @@ def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(tmp
         sweep(tmp_path, launcher, "attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")
     assert seeds_of(tmp_path)["mqa"] == [1, 2, 4, 5]
     assert seeds_of(tmp_path)["mha"] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert "mqa: lacks" in capfd.readouterr().out
+    assert "no more seeds for mqa" in capfd.readouterr().out
