@@ -1,4 +1,4 @@
-"""Compare finished runs: a table, and a page with intervals, tests and plots."""
+"""Compares finished runs in a table, and on a page with intervals, tests and plots."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Arguments:
     """outputs/attention_suite markdown=true"""
 
     folder: tuple[Path, ...] = option(
-        "folders of runs or sweeps, or one in benchmarks; you can omit folder=, and repeat it",
+        "a folder of runs or sweeps, or one in benchmarks; can be repeated; folder= is optional",
         (Path("outputs"),),
         positional=True,
     )

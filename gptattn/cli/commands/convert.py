@@ -39,7 +39,7 @@ class Arguments:
     method: InitMethod = option("how to merge key/value heads: mean, first or random", "mean")
     seed: Seed = option("seed for method=random", 1)
     out: Path | None = option(
-        "default: next to the source, with its name plus _to_VARIANT; for hf:..., in outputs"
+        "where to write; default: next to the source, as NAME_to_VARIANT; for hf:..., in outputs"
     )
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
