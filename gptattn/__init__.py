@@ -7,13 +7,13 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# How often a waiting thread looks before it sleeps, which libgomp reads when torch is loaded. Its
-# default, 300,000, on a busy machine takes time from the thread that is waited for: docs/speed.md.
+# How often a waiting thread spins before it sleeps; libgomp reads it when torch is loaded. On a
+# busy machine, the default of 300,000 takes time from the thread it waits for (docs/speed.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-# What the package offers in Python, and where it is. It is imported when it is asked for: pandas
-# and torch take seconds.
+# The package's Python API, and the module of each name. Modules are imported on first use, because
+# pandas and torch take seconds.
 _HOMES = {
     "build_layers": "gptattn.build.model",
     "compare": "gptattn.compare",  # a subpackage that can be called
@@ -42,7 +42,7 @@ def find_source_tree() -> Path | None:
 
 
 def command(name: str) -> str:
-    """Return how a user calls `train`, `compare` and the like here."""
+    """Return what a user types here for `train`, `compare` and the other commands."""
     if name == "train" and Path.cwd() == find_source_tree():
         return "python train.py"
     return f"gptattn-{name.replace('_', '-')}"

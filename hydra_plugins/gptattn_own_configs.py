@@ -1,4 +1,4 @@
-"""Lets `attn/mine.yaml` beside where a command is typed be chosen as `attn=mine`."""
+"""Lets you choose `attn/mine.yaml` in the working directory as `attn=mine`."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ GROUPS += ("recipe", "experiment")
 
 
 class OwnConfigs(SearchPathPlugin):
-    """Adds the working directory to Hydra's search path if it has YAML files of a group."""
+    """Adds the working directory to Hydra's search path if it has YAML files of a config group."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         here = Path.cwd()
-        # Not always: for --help Hydra walks through all folders below, such as those of runs.
+        # Only then: for --help, Hydra walks through all folders below, such as those of runs.
         if any(True for group in GROUPS for _ in here.glob(f"{group}/*.yaml")):
             search_path.append("working directory", f"file://{here}")

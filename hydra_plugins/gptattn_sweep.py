@@ -1,5 +1,5 @@
-"""Hydra's side of a sweep: a sweeper that skips finished runs, and a launcher that gives each run
-its own process. Hydra looks for plugins in this folder, so imports stay light here.
+"""Hydra's plugins for a sweep: a sweeper that skips finished runs, and a launcher that gives each
+run its own process. Hydra looks for plugins in this folder, so imports here stay light.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from omegaconf import DictConfig
 
 
 class GridSweeper(Sweeper):
-    """Runs every combination of values; checks all first, and skips finished runs.
+    """Checks every combination of values, then runs those that are not finished.
 
-    `variants` are overrides that belong together, for a product with those of `params`. `tune`: a
-    first stage finds each variant's learning rate. See `gptattn.sweep.loop`.
+    `variants` are overrides that belong together; each is combined with all values of `params`.
+    `tune`: a first stage finds each variant's learning rate. See `gptattn.sweep.loop`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The code around `@hydra.main`, and the other commands.
+"""The commands: training, which wraps `@hydra.main`, and the others.
 
 It may import everything else. Start reading at `train.py`.
 """

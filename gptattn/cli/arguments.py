@@ -1,8 +1,8 @@
-"""`name=value` arguments of the commands, their help, and one line for a mistake.
+"""Parses the commands' `name=value` arguments, and prints their help.
 
-A command's arguments are a dataclass of `option`s. A field `from_` is the argument `from`; a field
-that is `positional` also takes what has no name. Values are not unquoted or unescaped, since a
-prompt may hold any character.
+A command's arguments are a dataclass of `option`s. A field `from_` is the argument `from`; a
+`positional` field also takes arguments without a name. Values are not unquoted or unescaped, since
+a prompt can contain any character.
 """
 
 import ast
@@ -27,14 +27,14 @@ from gptattn.settings.values import build_dataclass, check_type, suggest
 T = TypeVar("T")
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=1)]
-PACKAGES = "packages besides gptattn whose classes a run may name"
-PLACEHOLDERS = {str: "TEXT", int: "N", float: "P", Path: "PATH"}  # of arguments without a default
+PACKAGES = "packages other than gptattn that a run can take classes from"
+PLACEHOLDERS = {str: "TEXT", int: "N", float: "P", Path: "PATH"}  # for arguments without default
 
 
 def option(words: str, default: Any = None, positional: bool = False) -> Any:
     """Return a field with its help: `tokens: Count = option("how many", 200)`.
 
-    Without a default it is required, unless its type allows None.
+    Without a default, it is required unless its type allows None.
     """
     return field(default=default, metadata={"words": words, "positional": positional})
 
@@ -46,13 +46,13 @@ def run_script(
 ) -> int:
     """Run with the command line's arguments; return the exit code.
 
-    With --help, or without any argument where one is required, print the help: an example (the
-    docstring of `kind`), the first paragraph of its module's docstring, the arguments (its fields),
-    then the other paragraphs. `argv`: in place of `sys.argv`.
+    With --help, or without arguments if one is required, print the help: an example (the docstring
+    of `kind`), the first paragraph of its module's docstring, the arguments (its fields), then the
+    other paragraphs. `argv` replaces `sys.argv`.
     """
     program, *arguments = argv or sys.argv
-    asked = bool({"-h", "--help"} & {*arguments})
-    if not asked and (arguments or not _list_missing(kind())):
+    wants_help = bool({"-h", "--help"} & {*arguments})
+    if not wants_help and (arguments or not _list_missing(kind())):
         return run_command(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
     called = f"python {program}" if ".py" in program else Path(program).name
     hints, words = get_type_hints(kind), dict[str, str]()
@@ -73,13 +73,13 @@ def run_script(
     example, about = (ast.get_docstring(one) or "" for one in (itself, module))
     first, *others = [textwrap.fill(part, 80) for part in about.split("\n\n")]
     text = "\n\n".join([f"{called} {example}", first, "\n".join(rows), *others])
-    return run_command(lambda: print(text)) or (0 if asked else 2)
+    return run_command(lambda: print(text)) or (0 if wants_help else 2)
 
 
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
     """Parse arguments into the dataclass `kind`. Raises ConfigError, which names the argument.
 
-    A field that is a tuple is given as a,b or [a,b], or several times.
+    Type a tuple as a,b or [a,b], or repeat the argument.
     """
     hints = {name.rstrip("_"): (name, hint) for name, hint in get_type_hints(kind).items()}
     places = [one.name for one in fields(kind) if one.metadata["positional"]]  # type: ignore[arg-type]
@@ -90,14 +90,14 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
             name, equals, text = places[0], "=", argument
         if name not in hints or not equals:
             near = suggest(name.lstrip("-"), hints)
-            raise ConfigError(name, f"is not a setting; {near}, as name=value")
+            raise ConfigError(name, f"is not an argument; {near}, as name=value")
         key, hint = hints[name]
         if get_origin(hint) is tuple:
             of = get_args(hint)[0]
-            listed = of is not Path or text.startswith("[")  # a path may have commas in it
+            listed = of is not Path or text.startswith("[")  # a path can contain commas
             words = text.removeprefix("[").removesuffix("]").split(",") if listed else [text]
-            found = [_convert(of, word.strip(), name) for word in words if word.strip()]
-            values[key] = (*values.get(key, ()), *found)
+            items = [_convert(of, word.strip(), name) for word in words if word.strip()]
+            values[key] = (*values.get(key, ()), *items)
         else:
             values[key] = _convert(hint, text, name)
     parsed = build_dataclass(kind, values)
@@ -107,7 +107,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
 
 
 def parse_own(kind: type[T], arguments: Sequence[str]) -> tuple[T, list[str]]:
-    """Parse the arguments that `kind` has; return it, and the others, which are settings of a run.
+    """Parse the arguments that `kind` has; return it and the others, which are a run's settings.
 
     Raises ConfigError, which names the argument.
     """
@@ -117,14 +117,14 @@ def parse_own(kind: type[T], arguments: Sequence[str]) -> tuple[T, list[str]]:
 
 
 def _list_missing(parsed: Any) -> list[str]:
-    """Return the names of the arguments that are required and not given."""
+    """Return the names of the required arguments that were not given."""
     hints = get_type_hints(type(parsed))
     none = [name for name in hints if getattr(parsed, name) is None]
     return [name.rstrip("_") for name in none if type(None) not in get_args(hints[name])]
 
 
 def _convert(hint: Any, text: str, name: str) -> Any:
-    """Return a command line's text as a value of the type `hint`. Raises ConfigError."""
+    """Convert text from the command line to the type `hint`. Raises ConfigError."""
     if text == "null" and type(None) in get_args(hint):
         return None
     with contextlib.suppress(ValidationError):

@@ -1,6 +1,6 @@
-"""What `train.py --help` says about choices and settings: the comments in the YAML files.
+"""Fills `train.py --help` with choices and settings, from the comments in the YAML files.
 
-The template in conf/hydra/help calls the two resolvers, with the config that Hydra has composed.
+The template in conf/hydra/help calls the two resolvers with the config that Hydra has composed.
 """
 
 import json
@@ -19,7 +19,7 @@ TRAIN = CONF / "train.yaml"
 
 
 def describe_choices(_root_: DictConfig) -> str:
-    """Return the files of each config group, with the first line of each."""
+    """Return the files of each config group with their first lines."""
     lines = list[str]()
     for group, files in _find_files(_root_):
         rows = {name: _read_header(file) for name, file in files.items()}
@@ -28,7 +28,7 @@ def describe_choices(_root_: DictConfig) -> str:
 
 
 def describe_settings(_root_: DictConfig) -> str:
-    """Return all settings with their values and comments, those of each group together.
+    """Return all settings with their values and comments, by group.
 
     Settings without a comment are left out.
     """
@@ -38,8 +38,8 @@ def describe_settings(_root_: DictConfig) -> str:
     others, chosen = dict[str, str](), dict[str, str]()
     for group, files in _find_files(_root_):
         for name, file in files.items() if group not in OVER_OTHERS else ():
-            found = chosen if name == choices.get(group) else others
-            found |= read_comments(file, group)
+            target = chosen if name == choices.get(group) else others
+            target |= read_comments(file, group)
     comments = others | read_comments(TRAIN) | chosen
     sections: dict[str, dict[str, str]] = {}
     for name, value in _flatten(plain):
@@ -54,7 +54,7 @@ def describe_settings(_root_: DictConfig) -> str:
 
 
 def _find_files(root: DictConfig) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Yield each config group with its files, also those in the user's folders."""
+    """Yield each config group with its files, including those in the user's folders."""
     folders = [Path(one.path) for one in root.hydra.runtime.config_sources if one.schema == "file"]
     defaults = [one for one in OmegaConf.load(TRAIN).defaults if isinstance(one, DictConfig)]
     for group in [str(key) for one in defaults for key in one if " " not in str(key)]:
@@ -70,7 +70,7 @@ def _read_header(file: Path) -> str:
 
 
 def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted name of each setting with its value, as a user would type it."""
+    """Yield each setting's dotted name and its value, as a user would type them."""
     for key, value in node.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{start}{key}.")
@@ -80,7 +80,7 @@ def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, st
 
 
 def _make_table(rows: Mapping[str, str]) -> list[str]:
-    """Return a line of two columns for each row, shortened to fit."""
+    """Return a two-column line per row, shortened to fit."""
     width = max(map(len, rows), default=0) + 2
     room = WIDTH - width - 4
     return [
@@ -90,7 +90,7 @@ def _make_table(rows: Mapping[str, str]) -> list[str]:
 
 
 def _escape(lines: list[str]) -> str:
-    """Keep Hydra's template from reading a $ as one of its own."""
+    """Escape $, which Hydra's template would read as its own."""
     return "\n".join(lines).replace("$", "$$")
 
 

@@ -1,7 +1,7 @@
-"""The training command: what happens around `@hydra.main`, and how a run ends.
+"""The training command: wraps `@hydra.main`, and turns the end of a run into an exit code.
 
-Hydra has composed and typed the settings when `run_job` is called; it writes no files itself. A
-sweep's launcher also calls `run_job`, once in each of its processes.
+Hydra composes and types the settings, then calls `run_job`; it writes no files itself. A sweep's
+launcher also calls `run_job`, once in each of its processes.
 """
 
 import os
@@ -34,30 +34,30 @@ from gptattn.settings.compose import CONF, from_hydra, resume_settings
 from gptattn.settings.config import check
 from gptattn.settings.messages import explain_hydra_error, name_typed
 
-# Hydra's. On another one argparse would print its whole usage.
+# Hydra's flags. For any other, argparse would print its whole usage.
 FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
     "--shell-completion", "--config-path", "--config-name", "--config-dir", "--info",
     "-h", "-c", "-p", "-r", "-m", "-sc", "-cp", "-cn", "-cd", "-i",
 )  # fmt: skip
-# Asked before `end` sets it.
+# Read before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
 
 
 def main() -> NoReturn:
-    """Run `gptattn-train`, which is train.py as an installed command."""
+    """Run `gptattn-train`, the installed form of train.py."""
     end(hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(run_job))
 
 
 def end(task: Callable[[], Any]) -> NoReturn:
-    """Call a function under `@hydra.main`, and exit with the codes of `gptattn.errors`."""
+    """Call a function decorated with `@hydra.main`; exit with a code of `gptattn.errors`."""
     for number in handled_signals():  # a shell starts its background jobs with SIGINT ignored
         handler = signal.default_int_handler if number == signal.SIGINT else _terminated
         signal.signal(number, handler)
-    # Hydra would print several lines and exit with 1; this makes it raise its errors.
+    # Makes Hydra raise its errors, instead of printing several lines and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     arguments = sys.argv[1:]
-    # On a flag amid the settings argparse would print its usage.
+    # For a flag between settings, argparse would print its usage.
     settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
     for i, argument in enumerate(arguments):
         name, mistake = argument.partition("=")[0], None
@@ -71,9 +71,9 @@ def end(task: Callable[[], Any]) -> NoReturn:
         elif name == "hydra.run.dir" and is_first():  # Lightning gives it to the others
             mistake = name, "is not used here; give run_dir=FOLDER"
         elif name == "hydra/sweeper" and argument != "hydra/sweeper=gptattn":
-            mistake = name, "is fixed; hydra.sweeper.tune tries learning rates, see docs/sweeps.md"
+            mistake = name, "is fixed; to tune, use hydra.sweeper.tune (docs/sweeps.md)"
         elif name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
-            mistake = name, "names one run, and -m starts many; leave one of them out"
+            mistake = name, "names one run, but -m starts many; leave one of them out"
         if mistake is not None:
             sys.exit(report(ConfigError(*mistake)))
     explain = partial(explain_hydra_error, overrides=arguments, conf=CONF)
@@ -81,31 +81,31 @@ def end(task: Callable[[], Any]) -> NoReturn:
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # a second one while this one is handled
+    signal.signal(signum, signal.SIG_IGN)  # ignore a second one while handling this one
     write_stderr(WORDS[signal.Signals(signum)])
     raise SystemExit(128 + signum)
 
 
 def run_job(cfg: DictConfig) -> float:
-    """Train the run of a composed config, or resume one; return its validation loss.
+    """Train the run of a composed config, or resume a run; return its validation loss.
 
-    A sweep's job raises its errors; a single run prints them and exits.
+    A sweep's job raises errors; a single run prints them and exits.
     """
     job: Any = HydraConfig.get()
     single = job.mode == RunMode.RUN
     if single and not SHOWS_TRACEBACK:
-        os.environ.pop("HYDRA_FULL_ERROR", None)  # other processes of the run would inherit it
+        os.environ.pop("HYDRA_FULL_ERROR", None)  # or the run's other processes would inherit it
     overrides: Any = OmegaConf.to_container(job.overrides.task)
     try:
         defined = [job.sweeper.get(name) for name in ("params", "variants", "tune")]
         if single and any([*defined, cfg.sweep.until is not None]):
-            raise ConfigError("command line", "these settings define a sweep; add -m")
+            raise ConfigError("command line", "these settings define a sweep; add -m to run it")
         settings = from_hydra(cfg, job)
         # Hydra reads run_dir=3 as a number.
         place, resume = (None if one is None else str(one) for one in (cfg.run_dir, cfg.resume))
         if resume is not None:
             if place is not None:
-                raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
+                raise ConfigError("run_dir", "cannot be combined with resume; leave it out")
             place = resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
 

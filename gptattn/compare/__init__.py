@@ -1,7 +1,7 @@
-"""Turns run folders into an answer: a table of runs, statistics, words, plots and the page.
+"""Compares run folders: tables, statistics, verdicts in words, plots and the page.
 
 It may import `training` and what comes before it, but only modules that need neither torch nor
-Lightning. Start reading at `finished_runs.py`; from folder to page follow `rows.py`,
+Lightning. Read it in the order from folder to page: `finished_runs.py`, `rows.py`,
 `comparison.py`, `verdicts.py`, `table.py` and `report.py`.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 class _CallableModule(ModuleType):
-    """So that `gptattn.compare("outputs/scratch")` works, although it is also this subpackage."""
+    """Makes this subpackage a function too: `gptattn.compare("outputs/scratch")`."""
 
     def __call__(self, *folders: Any, **options: Any) -> Any:
-        """Return `gptattn.compare.table.load_comparison` of the same arguments."""
+        """Call `gptattn.compare.table.load_comparison` with these arguments."""
         from gptattn.compare.table import load_comparison  # imports pandas
 
         return load_comparison(*folders, **options)

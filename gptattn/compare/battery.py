@@ -1,6 +1,6 @@
-"""The battery: runs of `experiment=battery` beside the shipped results, as one table of tasks.
+"""The battery: one table of `experiment=battery` runs and the shipped results, by task.
 
-The file reads downwards: the tasks; a result, from runs or from a file in benchmarks/battery; the
+The file reads downwards: the tasks, results from runs or from files in benchmarks/battery, then the
 table. `plots.py` has the figures.
 """
 
@@ -23,7 +23,7 @@ from gptattn.settings.identity import flat, result_settings
 
 SOLVED = 0.99  # accuracy
 SEEDS = 3  # of each task
-RECALL = "mixed recall"  # what stands beside effective compute
+RECALL = "mixed recall"  # the task to plot against effective compute
 CONTEXT = "model.context_length"
 
 
@@ -32,7 +32,7 @@ class BatteryTask:
     """A task of the experiment, as it is today."""
 
     facts: Mapping[str, str]  # the settings of its runs, and the hash of its rows
-    length: int  # tokens of a row at which its accuracy counts
+    length: int  # tokens in the rows whose accuracy counts
     metric: str  # that accuracy
 
 
@@ -46,12 +46,12 @@ def read_tasks(hash_rows: Callable[[TrainConfig], str]) -> dict[str, BatteryTask
     for variant in sweeper["variants"]:
         cfg = settings(["experiment=battery", *variant.split()])
         facts = _list_facts(result_settings(flat(asdict(cfg))), hash_rows(cfg))
-        for settled in ("tokenizer.vocab_size", "validation.tokens"):  # by a run, from its rows
-            facts.pop(settled, None)
-        asked = max(cfg.validation.lengths, default=None)
-        metric = ACCURACY if asked is None else f"{SLICE}{asked}"
+        for derived in ("tokenizer.vocab_size", "validation.tokens"):  # a run derives it from rows
+            facts.pop(derived, None)
+        longest = max(cfg.validation.lengths, default=None)
+        metric = ACCURACY if longest is None else f"{SLICE}{longest}"
         name = _name_task(cfg.choices, facts)
-        tasks[name] = BatteryTask(facts, asked or cfg.model.context_length, metric)
+        tasks[name] = BatteryTask(facts, longest or cfg.model.context_length, metric)
     return tasks
 
 
@@ -65,26 +65,26 @@ def _name_task(choices: Mapping[str, str], facts: Mapping[str, str]) -> str:
 
 
 class Result(HeldEntry, frozen=True, omit_defaults=True):
-    """What the runs of an entry came to on one task."""
+    """The results of an entry's runs on one task."""
 
     name: str
     task: str
     rate: float
     steps: dict[int, int]  # by seed
-    accuracies: dict[int, dict[str, float]]  # by seed, then by metric: of all, a length, a slice
-    chance: float  # the accuracy of a guess
+    accuracies: dict[int, dict[str, float]]  # by seed, then metric: overall, by length, by slice
+    chance: float  # the accuracy of guessing
     params: int
-    cache: int | None  # bytes of a trained row in half precision; None: no cache
+    cache: int | None  # bytes for a trained row in half precision; None: no cache
     facts: dict[str, str]
 
 
 def read_results(runs: Sequence[Run], count_caches: CountCaches) -> list[Result]:
     """Return the results of the runs, the newest first."""
-    found = []
+    results = []
     for name, members in group_runs(runs):
         own = sorted(members, key=lambda run: run.seed)
-        first, made = own[0], own[0].provenance
-        facts = _list_facts(first.settings, made.text if made else "")
+        first, provenance = own[0], own[0].provenance
+        facts = _list_facts(first.settings, provenance.text if provenance else "")
         cache = count_caches(first.folder, [int(facts[CONTEXT])])
         result = Result(
             name=name,
@@ -98,16 +98,16 @@ def read_results(runs: Sequence[Run], count_caches: CountCaches) -> list[Result]
             chance=float(first.data.get("chance", 0)),
             params=round(first.metrics[PARAMS]),
             cache=cache[0] if cache else None,
-            code={**made.code} if made else {"unknown": ""},
+            code={**provenance.code} if provenance else {"unknown": ""},
             facts=facts,
         )
-        found.append(result)
-    return found
+        results.append(result)
+    return results
 
 
 @dataclass(frozen=True)
 class Battery:
-    """The table: the results of each row by task, the best row first, and what was left out."""
+    """The table: each row's results by task, the best row first, and the results left out."""
 
     tasks: Mapping[str, BatteryTask]
     rows: Mapping[str, Mapping[str, Result]]
@@ -115,66 +115,66 @@ class Battery:
 
     @property
     def entries(self) -> list[Result]:
-        """What the table shows."""
+        """The results that the table shows."""
         return [result for row in self.rows.values() for result in row.values()]
 
     def list_accuracies(self, name: str, task: str) -> list[float]:
-        """Return a row's accuracy on a task with each seed for which it is known."""
+        """Return a row's accuracies on a task, one per seed that has a result."""
         metric, result = self.tasks[task].metric, self.rows.get(name, {}).get(task)
         found = result.accuracies.values() if result else ()
         return [own[metric] for own in found if metric in own]
 
     def score(self, name: str) -> tuple[float, float]:
-        """Return the mean over tasks of the share of seeds that solve one, and of the accuracy."""
-        known = [self.list_accuracies(name, task) for task in self.tasks]
-        found = [[*own, *[0.0] * (SEEDS - len(own))] for own in known]  # what is missing counts 0
-        return fmean(fmean(x >= SOLVED for x in own) for own in found), fmean(map(fmean, found))
+        """Return the share of seeds that solve a task, and the accuracy, as means over tasks."""
+        accuracies = [self.list_accuracies(name, task) for task in self.tasks]
+        filled = [[*own, *[0.0] * (SEEDS - len(own))] for own in accuracies]  # missing count as 0
+        return fmean(fmean(x >= SOLVED for x in own) for own in filled), fmean(map(fmean, filled))
 
 
 def make_battery(
     results: Sequence[Result], tasks: Mapping[str, BatteryTask], holds: Callable[[Result], bool]
 ) -> Battery:
-    """Return the table of these results, as far as they are of today's experiment and code.
+    """Return the table of those results that are of the current experiment and code.
 
-    Of the same name and task the first counts. `holds`: as for the track. Raises DataError without
-    a row.
+    Of several with the same name and task, the first counts. `holds`: as for the track. Raises
+    DataError if no row remains.
     """
     rows: dict[str, dict[str, Result]] = {}
     left_out: dict[str, list[str]] = {}
     alone = all(one.is_shipped for one in results)
     for result in results:
         if (row := rows.setdefault(result.name, {})).get(result.task):
-            why = "" if result.is_shipped else "a newer one has its name"
+            why = "" if result.is_shipped else "a newer one has the same name"
         elif not (why := _describe_mismatch(result, tasks)):
             if alone or not result.is_shipped or holds(result):
                 row[result.task] = result
             else:
-                why = "the code now gives other losses than the shipped ones"
+                why = "no longer gives the shipped losses with this code"
         if why:
             left_out.setdefault(why, []).append(f"{result.name} on {result.task}")
     found = Battery(tasks, {name: row for name, row in rows.items() if row}, left_out)
     if not found.rows:
         why = "".join(f"; {', '.join(own)}: {why}" for why, own in left_out.items())
         train = "train some: python train.py -m experiment=battery attn=mha"
-        raise DataError("battery", f"it has no results; {train}{why}")
+        raise DataError("battery", f"has no results; {train}{why}")
     best = sorted(found.rows, key=found.score, reverse=True)
     return Battery(tasks, {name: rows[name] for name in best}, left_out)
 
 
 def _describe_mismatch(result: Result, tasks: Mapping[str, BatteryTask]) -> str:
-    """Return why a result is not of today's experiment or code; "" if it is."""
+    """Return why a result is not of the current experiment or code; "" if it is."""
     if result.task not in tasks:
         return "not one of the tasks"
-    today, facts = tasks[result.task].facts, result.facts  # a setting may be newer than a result
+    today, facts = tasks[result.task].facts, result.facts  # a setting can be newer than a result
     if changed := [key for key, value in today.items() if facts.get(key, value) != value]:
         return f"other settings ({', '.join(changed[:3])})"
     if code := [module for module, digest in result.code.items() if hash_of(module) != digest]:
         return f"other code ({', '.join(code[:3])})"
-    return "stale, made by other mathematics" if result.stale else ""
+    return "stale: its mathematics has changed since" if result.stale else ""
 
 
 def battery_table(battery: Battery) -> Table:
-    """Return the table, and how to read it."""
+    """Return the table, with notes on how to read it."""
     cells, lacks = [["entry", *battery.tasks, "cache", "params"]], []
     for name, row in battery.rows.items():
         found = {task: battery.list_accuracies(name, task) for task in battery.tasks}
@@ -187,12 +187,12 @@ def battery_table(battery: Battery) -> Table:
         lacks += [f"{name} lacks seeds: {', '.join(few)}"] * bool(few)
     lengths = ", ".join(f"{name} {task.length}" for name, task in battery.tasks.items())
     notes = [
-        "of each task: accuracy in %, ± its standard deviation over seeds, and how many of them "
-        f"solve it ({SOLVED:.0%}); in rows of so many tokens: {lengths}",
-        "the best first: by the share of seeds that solve a task, then by accuracy, both as means "
-        "over tasks; what is missing counts as 0",
+        "each task: accuracy in %, ± its standard deviation over seeds, and how many seeds solve "
+        f"it ({SOLVED:.0%}); tokens in a row: {lengths}",
+        "order: by the share of seeds that solve a task, then by accuracy, both averaged over "
+        "tasks; missing seeds count as 0",
         "cache: bytes of cache or state in half precision, at the end of the longest rows in "
-        "training; params: of the largest model; * trained here, the others are shipped",
+        "training; params: of the largest model; *: trained here (all others are shipped)",
         *lacks,
         *(f"left out: {', '.join(own)}: {why}" for why, own in battery.left_out.items()),
     ]
@@ -200,7 +200,7 @@ def battery_table(battery: Battery) -> Table:
 
 
 def describe_accuracies(values: Sequence[float]) -> str:
-    """Return `99.5±1 2/3`: the mean in %, the standard deviation, and how many are SOLVED."""
+    """Return `99.5±1 2/3`: the mean in %, the standard deviation, and how many reach SOLVED."""
     if not values:
         return MISSING
     spread = f"±{100 * stdev(values):.0f}" if len(values) > 1 else ""

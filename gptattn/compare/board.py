@@ -1,6 +1,6 @@
-"""Shows a comparison in TensorBoard: as a run `comparison`, and in the columns of the runs."""
+"""Shows a comparison in TensorBoard: as a run named `comparison` and in the runs' columns."""
 # pyright: reportAttributeAccessIssue=false
-# Protobuf makes its classes at import.
+# Protobuf creates its classes at import.
 
 import contextlib
 import json
@@ -32,18 +32,18 @@ PINNED = ("forest_loss", "pareto_training", "pareto_params")  # plots on the fir
 SPEEDS = (TRAINING_SPEED, DECODING_SPEED)
 # The variant in a run's name, `gqa_s1_0a1b2c` or `comparison/gqa`, and its changed settings.
 VARIANT = r"([^/]*?)(?:_s\d+(\+.*)?_\w{6})?$"
-MAX_NAME = 200  # characters of a folder's name, which systems limit
-MAX_COLUMNS = 6  # of a table beside the names: TensorBoard breaks the words of a wide one
+MAX_NAME = 200  # characters of a folder's name, which file systems limit
+MAX_COLUMNS = 6  # of a table, plus the names: TensorBoard breaks words in wider ones
 
 
 def describe_board(out: Path, comparison: Comparison) -> str:
     """Return the command that shows a report in TensorBoard, and the address to open.
 
-    There the answers are pinned, lines are not smoothed, and the runs of a variant have one colour.
+    The address pins the main plots, turns smoothing off, and colours runs by variant.
     """
     folder, name = (out.parent, out.name) if out.name == "comparison" else (out, ".")
     run = {"runId": f"defaultExperimentId/{name}", "sample": 0}
-    first = "1_" if len(comparison.sections) > 1 else ""  # of the names of plots
+    first = "1_" if len(comparison.sections) > 1 else ""  # prefix of the first section's plots
     cards = [
         *({"plugin": "images", "tag": f"comparison/{first}{plot}", **run} for plot in PINNED),
         *({"plugin": "scalars", "tag": tag} for tag in (LOSS, SPEED)),
@@ -60,7 +60,7 @@ def describe_board(out: Path, comparison: Comparison) -> str:
 def write_board(
     comparison: Comparison, curves: Mapping[Path, Curves], plots: Sequence["Plot"], out: Path
 ) -> None:
-    """Write or replace the comparison as a TensorBoard run, with a run for each row below it.
+    """Write or replace the comparison as a TensorBoard run, with a subfolder run per row.
 
     Raises OSError or DiskError if a file in `out` cannot be written.
     """
@@ -104,9 +104,9 @@ def write_board(
     described = {"metadata": metadata.create_summary_metadata(), "tensor": tensor}
     shown.append(Summary(value=[{"tag": metadata.CONFIG_SUMMARY_TAG, **described}]))
 
-    for former in out.glob(f"*/{EVENTS}"):
-        if not RunFolder(former.parent).begun:
-            former.unlink()
+    for old in out.glob(f"*/{EVENTS}"):
+        if not RunFolder(old.parent).begun:
+            old.unlink()
     write_events(out, ((summary, 0) for summary in shown))
     for name, points in rows.items():
         write_events(out / name, points)
@@ -114,7 +114,7 @@ def write_board(
 
 
 def _split(table: Table) -> str:
-    """Return the table and its caption as Markdown, in parts of MAX_COLUMNS."""
+    """Return the table and its caption as Markdown, split into parts of MAX_COLUMNS."""
     name, *columns = zip(*table.cells, strict=True)
     starts = range(0, len(columns), MAX_COLUMNS)
     parts = [[name, *columns[start : start + MAX_COLUMNS]] for start in starts]
@@ -123,21 +123,21 @@ def _split(table: Table) -> str:
 
 
 def _write_columns(comparison: Comparison) -> None:
-    """Write the columns of the HParams tab, and the speeds that were measured, for each run.
+    """Write the HParams tab's columns and the measured speeds for each run.
 
-    All runs in the folders get the same columns. A folder that cannot be written is left as it is.
+    All runs in the folders get the same columns. A folder that cannot be written stays as it is.
     """
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
     from gptattn.runs.events import EVENTS, declare_columns, write_events
 
     runs = {run.folder: run for run in comparison.runs}
-    known = [run.hyperparameters for run in runs.values()]
+    hyperparameters = [run.hyperparameters for run in runs.values()]
 
     def count(*names: str) -> int:
-        return len({tuple(str(one.get(name)) for name in names) for one in known})
+        return len({tuple(str(one.get(name)) for name in names) for one in hyperparameters})
 
-    names = [name for name in known[0] if name in FIRST_COLUMNS or count(name) > 1]
+    names = [name for name in hyperparameters[0] if name in FIRST_COLUMNS or count(name) > 1]
     if count("attn", "attn_settings") == count("attn"):
         names = [name for name in names if name != "attn_settings"]
     metrics = [m for m in (ACCURACY, LOSS, *SPEEDS) if any(m in r.metrics for r in runs.values())]

@@ -1,6 +1,6 @@
-"""Makes the Comparison, the source of tables, words, plots and the page.
+"""Makes the Comparison, from which tables, verdicts, plots and the page are made.
 
-The file has the Comparison's contents first, then its sections and rows.
+The classes come first, then the functions that make them: the whole, then sections and rows.
 """
 
 import math
@@ -47,9 +47,9 @@ class Row:
 
     name: str
     runs: list[Run]
-    metrics: dict[str, Estimate]  # those of at least one of its runs
-    difference: Difference | None  # to the baseline; None for itself or without a common seed
-    fronts: list[str]  # keys of COSTS: the Pareto fronts it is on
+    metrics: dict[str, Estimate]  # those that at least one of its runs has
+    difference: Difference | None  # from the baseline; None: is the baseline, or shares no seed
+    fronts: list[str]  # the Pareto fronts it is on, as keys of COSTS
 
     @property
     def n(self) -> int:
@@ -70,23 +70,23 @@ class Row:
 class Section:
     """Rows that can be compared with each other."""
 
-    parts: Mapping[str, str]  # how it differs from the other sections, by axis; "": it does not
+    parts: Mapping[str, str]  # its difference from other sections, by axis; "": none
     baseline: str
     rows: list[Row]  # the baseline first, the others by loss
     leader: str | None  # the row with the lowest mean loss; None with one row
-    rivals: list[Difference]  # of each other row to the leader
-    interactions: list[Difference]  # of two parts: both, beyond the sum of each alone
+    rivals: list[Difference]  # each other row minus the leader
+    interactions: list[Difference]  # of two parts: both together, minus the sum of each alone
     alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
-    notes: list[str]  # on its speeds, and on figures that are missing
+    notes: list[str]  # about speeds and missing figures
 
     @property
     def title(self) -> str:
-        """How it differs from the other sections; "" for the only one."""
+        """How it differs from the other sections; "" if it is the only one."""
         return self.title_without()
 
     def title_without(self, *axes: str) -> str:
-        """Return the title without these axes: equal if sections differ in nothing else."""
+        """Return the title without these axes: equal for sections that differ only in them."""
         return ", ".join(part for axis, part in self.parts.items() if part and axis not in axes)
 
 
@@ -107,14 +107,14 @@ class Comparison:
     def table(self) -> DataFrame:
         """Return a pandas DataFrame, as in comparison.csv: a row per variant and section.
 
-        Interactions of parts follow, with the sum of both as `baseline`, and no metrics. A metric's
-        column is its mean over `n` seeds, with its 95% interval beside it. `difference` is the mean
-        of the paired differences to `baseline` over `paired n` seeds; its interval and p have a
-        Bonferroni correction over `comparisons`.
+        Interactions of parts follow; their `baseline` is the sum of both, and they have no metrics.
+        A metric's column is its mean over `n` seeds, and the columns after it are its 95% interval.
+        `difference` is the mean of the paired differences from `baseline` over `paired n` seeds;
+        its interval and p have a Bonferroni correction over `comparisons`.
         """
         rows = [(section, row) for section in self.sections for row in section.rows]
-        known = set[str]().union(*(row.metrics for _, row in rows))
-        metrics = [metric for metric in REPORTED if metric in known or metric not in OF_DATA]
+        recorded = set[str]().union(*(row.metrics for _, row in rows))
+        metrics = [metric for metric in REPORTED if metric in recorded or metric not in OF_DATA]
         metrics += dict.fromkeys(m for _, row in rows for m in row.metrics if m not in REPORTED)
         columns = [
             *("section", "variant", "n"),
@@ -134,7 +134,7 @@ class Comparison:
 
 
 def _table_row(section: Section, row: Row) -> dict[str, Any]:
-    """Return the row's figures by column, without those it lacks."""
+    """Return the row's figures by column, except those it lacks."""
     line: dict[str, Any] = {
         "section": section.title,
         "variant": row.name,
@@ -168,9 +168,9 @@ def compare(
 ) -> Comparison:
     """Compare the runs.
 
-    `folders` and `skipped` are only recorded. `baseline` is a row or variant name, by default
-    `mha`. `by`: the settings to compare, where they are not the attention. `metrics`: further ones
-    to report. Raises ConfigError for an unknown one.
+    `folders` and `skipped` are only recorded. `baseline` is the name of a row or variant, by
+    default `mha`. `by`: the settings to compare instead of the attention. `metrics`: additional
+    metrics to report. Raises ConfigError for an unknown baseline, setting or metric.
     """
     recorded = set[str]().union(*(run.metrics for run in runs))
     for metric in metrics:
@@ -188,22 +188,22 @@ def compare(
     for found, groups, name in zip(sets, grouped, picked, strict=True):
         row = name or plain_row(groups)
         warnings = differences_in_settings(groups, row, by, own_rates=rates_differ(found.runs))
-        blind = [name for name, own in groups.items() if not all(run.checked for run in own)]
-        if blind:
-            warnings.append(f"trained without the check that it is causal: {', '.join(blind)}")
+        unchecked = [name for name, own in groups.items() if not all(run.checked for run in own)]
+        if unchecked:
+            warnings.append(f"not checked to be causal: {', '.join(unchecked)}")
         if len({run.steps for own in groups.values() for run in own}) > 1 and any(
             "accuracy" in run.settings.get("budget", "") for run in found.runs
         ):
             warnings.append(
-                "runs ended at different steps, once they reached the accuracy: compare that, not "
-                "losses"
+                "runs stopped at different steps, when they reached the accuracy; compare steps, "
+                "not losses"
             )
         if name is None:
-            warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
+            warnings.append(f"{baseline} is not among these runs, so the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings, metrics))
     counted = {run.folder for section in sections for row in section.rows for run in row.runs}
     copies = [
-        f"{folder}: a newer run has its settings and seed, and counts"
+        f"{folder}: not counted; a newer run has the same settings and seed"
         for folder in dict.fromkeys(run.folder for run in runs)
         if folder not in counted
     ]
@@ -213,9 +213,9 @@ def compare(
 
 
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
-    """Return the row called `name`, or the only row of the variant `name`; None without one.
+    """Return the row called `name`, or the only row of the variant `name`; None if neither exists.
 
-    Without a name, return the `plain_row`.
+    Without a name, return `plain_row`.
     """
     if name is None:
         return plain_row(groups)
@@ -226,10 +226,10 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
 
 
 def plain_row(groups: Groups) -> str:
-    """Return the row, of `mha` if there is one, with the fewest words in its name.
+    """Return the row with the fewest words in its name, among those of `mha` if there are any.
 
-    So changed rows are compared with an unchanged one. A name that was given tells nothing, so what
-    was typed counts in its place. Of several rows, it is the first in name order.
+    Changed rows are then compared with an unchanged one. For a row that the user named, the typed
+    settings count instead. Of several such rows, the first in name order is returned.
     """
     typed = {row: {*read_typed(members[0].overrides).items()} for row, members in groups.items()}
     common = set.intersection(*typed.values())
@@ -250,18 +250,18 @@ def make_section(
     warnings: Sequence[str] = (),
     more_metrics: Sequence[str] = (),
 ) -> Section:
-    """Return the section of these rows: all decisions about them; `parts` make its title.
+    """Return the section of these rows, with all decisions about them; `parts` make its title.
 
-    Rows are compared with the baseline, and then with the leader, the row with the lowest loss.
-    There the correction is over all pairs of variants, since the leader is picked after seeing the
-    losses; its pair with the baseline is not tested again.
+    Rows are compared with the baseline, then with the leader, the row with the lowest loss. Since
+    the leader is picked after seeing the losses, its comparisons are corrected over all pairs of
+    variants; its pair with the baseline is not tested again.
     """
     slices = list_slices(m for runs in groups.values() for run in runs for m in run.metrics)
-    asked = dict.fromkeys([*REPORTED, *slices, *more_metrics])
+    reported = dict.fromkeys([*REPORTED, *slices, *more_metrics])
     metrics = dict[str, dict[str, Estimate]]()
     for name, runs in groups.items():
-        # Over all seeds, with `sweep.until` too: only differences decided how many there are.
-        values = {m: [run.metrics[m] for run in runs if m in run.metrics] for m in asked}
+        # Over all seeds, also with `sweep.until`: only differences decided how many to run.
+        values = {m: [run.metrics[m] for run in runs if m in run.metrics] for m in reported}
         metrics[name] = {m: statistics.estimate(own) for m, own in values.items() if own}
     notes = compare_speeds(groups, baseline, metrics)
     losses = {name: own[LOSS].mean for name, own in metrics.items()}
@@ -289,8 +289,8 @@ def make_section(
             *compare_family(groups, leader, [baseline], tested).values(),
             *compare_family(groups, leader, rest, pairs).values(),
         ]
-    # Two rows that are not the baseline only differ if one of them differs from it: if all variants
-    # are equal, a false claim here needs a false claim against the baseline first.
+    # Two other rows count as different only if one of them differs from the baseline: if all
+    # variants are equal, a false claim here requires a false claim against the baseline first.
     shown = {name for name, d in differences.items() if d.shown} | {baseline}
     distinct = {d.variant for d in rivals if d.shown and shown & {d.variant, leader}}
     return Section(
@@ -307,12 +307,12 @@ def make_section(
 
 
 def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:
-    """Return, for each cost, the rows on the Pareto front with loss, or with a task's accuracy."""
+    """Return the rows on the Pareto front of each cost and the loss, or a task's accuracy."""
     task = all(ACCURACY in own for own in metrics.values())
     fronts = {}
     for cost, metric in COSTS.items():
-        known = [name for name, own in metrics.items() if metric in own]
-        costs = [metrics[name][metric].mean for name in known]
-        losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in known]
-        fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
+        names = [name for name, own in metrics.items() if metric in own]
+        costs = [metrics[name][metric].mean for name in names]
+        losses = [-metrics[n][ACCURACY].mean if task else metrics[n][LOSS].mean for n in names]
+        fronts[cost] = {names[i] for i in statistics.pareto_front(costs, losses)}
     return fronts

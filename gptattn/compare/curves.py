@@ -1,7 +1,6 @@
 """A run's losses over training, their mean over seeds, and losses by context and by cache.
 
-The losses over training come from metrics.jsonl; those by context and by cache were measured by
-gptattn-evaluate.
+Losses over training come from metrics.jsonl; gptattn-evaluate measured those by context and cache.
 """
 
 import math
@@ -31,8 +30,8 @@ NAMES = {
     LOSS: "val",
 }
 COLUMNS = ["step", "tokens", "flops", "loss"]
-POINTS = 400  # kept of a run's training loss, and per mean over seeds with different points
-# For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
+POINTS = 400  # per run's training loss, and per mean over seeds with different points
+# For two seeds the band would be 12.7 / sqrt(2) deviations, and fill the plot.
 MIN_FOR_BAND = 3
 MIN_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 
@@ -44,14 +43,14 @@ Curves = Mapping[str, DataFrame]
 def read_curves(folder: Path) -> tuple[Curves, str | None]:
     """Return the run's curves, and a warning if its metrics.jsonl is damaged or missing.
 
-    `train` is averaged over stretches of the run, `val` is as measured. Rows before the damage are
-    kept. A missing file gives empty curves.
+    `train` is averaged over stretches of the run; `val` is as measured. Rows before the damage
+    count. A missing file gives empty curves.
     """
     metrics, damage = read_metrics(RunFolder(folder))
     table = metrics.pivot(index="step", columns="metric", values="value").reset_index()
     table = table.reindex(columns=[*NAMES]).rename(columns=NAMES).astype(np.float64)
     both = [table.rename(columns={kind: "loss"}).filter(COLUMNS) for kind in ("train", "val")]
-    # Points that are complete, without NaN and infinity.
+    # Only complete points, without NaN and infinity.
     train, val = (curve.loc[(curve.abs() < LARGEST).all(axis=1)] for curve in both)
     stretches = np.arange(len(train)) * POINTS // max(POINTS, len(train))
     curves = {"train": train.groupby(stretches).mean(), "val": val}
@@ -63,7 +62,7 @@ def load_curves(*folders: str | Path) -> DataFrame:
 
     A pandas DataFrame with one row per run, step and metric: `run` (its folder, as in `load_runs`),
     `variant`, `seed`, `step`, `metric`, `value`. `attrs["skipped"]` has a line per folder that was
-    skipped or is damaged; rows before the damage are kept. Raises DataError if a path is no folder
+    skipped or is damaged; rows before the damage count. Raises DataError if a path is not a folder
     or no finished run is found.
     """
     runs, skipped = read_runs(folders)
@@ -83,7 +82,7 @@ def load_curves(*folders: str | Path) -> DataFrame:
 class Band:
     """Mean curve and 95% interval over seeds, arrays [points].
 
-    Below MIN_FOR_BAND seeds `low` and `high` are the lowest and highest of these.
+    With fewer than MIN_FOR_BAND seeds, `low` and `high` are the lowest and highest seed.
     """
 
     x: Floats
@@ -96,7 +95,7 @@ class Band:
 def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
     """Return the mean and Student's 95% interval of curves (x, y) over the x range that all share.
 
-    Curves are interpolated linearly between their points. Return None if they share no range.
+    Curves are interpolated linearly. Return None if they share no range.
     """
     curves = [(x, y) for x, y in curves if len(x)]
     if not curves:
@@ -116,16 +115,16 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
-    """Return `val` if each run with curves has MIN_VALIDATIONS validations, else `train`."""
-    known = [curves[run.folder] for row in section.rows for run in row.runs]
-    counts = [len(each["val"]) for each in known if any(map(len, each.values()))]
+    """Return `val` if every run with curves has MIN_VALIDATIONS validations, else `train`."""
+    members = [curves[run.folder] for row in section.rows for run in row.runs]
+    counts = [len(each["val"]) for each in members if any(map(len, each.values()))]
     return "val" if counts and min(counts) >= MIN_VALIDATIONS else "train"
 
 
 def average_rows(
     section: Section, curves: Mapping[Path, Curves], kind: str, axis: str
 ) -> dict[str, Band]:
-    """Return the band of each row with curves of this kind, val or train, over a column of them."""
+    """Return the band of each row with curves of this kind, val or train, over this axis."""
     found = {}
     for row in section.rows:
         members = [curves[run.folder][kind] for run in row.runs]
@@ -136,7 +135,7 @@ def average_rows(
 
 
 def accuracies_by_length(section: Section) -> dict[str, Band]:
-    """Return the band of each row's accuracy over the lengths at which a task was asked."""
+    """Return the band of each row's accuracy over the lengths at which the task was tested."""
     found = {}
     for row in section.rows:
         lengths = sorted(int(n) for m in row.metrics if (n := m.removeprefix(SLICE)).isdecimal())
@@ -155,13 +154,13 @@ class PositionLoss:
     length: int
     trained: int  # the training context
     loss: Estimate  # mean over all positions
-    beyond: Estimate | None  # mean over those with more context than in training
-    band: Band  # of the losses in bins of context, over the middle of each
+    beyond: Estimate | None  # mean over positions with more context than in training
+    band: Band  # of the losses in bins of context, over the middle of each bin
 
 
 @dataclass(frozen=True)
 class CacheCost:
-    """A row's loss through one cache; `change` is to the full cache of the same run."""
+    """A row's loss through one cache; `change` is from the full cache of the same run."""
 
     variant: str
     cache: str
@@ -171,7 +170,7 @@ class CacheCost:
 
 
 def list_evaluations(row: Row) -> list[Evaluation]:
-    """Return the evaluations of the row's runs with the weights that are compared."""
+    """Return the evaluations of the row's runs, if they are of the weights that are compared."""
     found = [(run.evaluation, run.steps) for run in row.runs]
     return [one for one, steps in found if one and one.step == steps]
 
@@ -198,9 +197,9 @@ def position_losses(section: Section) -> list[PositionLoss]:
 
 
 def cache_costs(section: Section) -> list[CacheCost]:
-    """Return every row's losses by cache, large caches first; [] if only full ones are known.
+    """Return every row's losses by cache, large caches first; [] if only full caches are known.
 
-    Only runs that also have the full cache count.
+    Only runs that were also evaluated with the full cache count.
     """
     found = []
     for row in section.rows:

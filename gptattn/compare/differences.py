@@ -1,4 +1,4 @@
-"""States how runs differ in what is not compared: settings, code and environment."""
+"""Describes how runs differ beyond what is compared: in settings, code and environment."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,11 @@ from gptattn.compare.rows import RATE, WIDTH
 from gptattn.runs.overrides import ATTENTION
 from gptattn.settings.config import OF_BLOCK
 
-LISTED = 6  # names in one sentence
+LISTED = 6  # names that one sentence lists
 
 
 def listed(items: Sequence[str]) -> str:
-    """Join names with commas and `and`; of more than seven, six and how many more."""
+    """Join names with commas and `and`; for more than seven, six names and a count."""
     if len(items) > LISTED + 1:
         items = [*items[:LISTED], f"{len(items) - LISTED} more"]
     *start, last = items
@@ -22,11 +22,11 @@ def listed(items: Sequence[str]) -> str:
 def differences_in_settings(
     groups: Mapping[str, Sequence[Run]], baseline: str, by: Sequence[str], *, own_rates: bool
 ) -> list[str]:
-    """Return a line on the settings in which rows of another attention differ from the baseline.
+    """Return a line on the other settings in which rows of another attention differ.
 
-    Settings that one config file explains are named by its group. What rows of the baseline's
-    attention differ in is what they compare, and so is what `by` names; `match` chooses widths,
-    and, with `own_rates`, each row has a rate, which is a column.
+    Settings that one config file explains are named by its group. Rows with the baseline's
+    attention are left out, because their differences are what they compare. So are settings in
+    `by`, widths that `match` chose, and with `own_rates` the learning rate, which is a column.
     """
 
     def attention(run: Run) -> list[object]:
@@ -45,27 +45,27 @@ def differences_in_settings(
 
 
 def _subject(key: str, runs: Sequence[Run]) -> str:
-    """Return the config group of the setting if the runs have different files of it, else it."""
+    """Return the setting's config group if the runs use different files of it, else the setting."""
     group = "block" if key.startswith(OF_BLOCK) else key.partition(".")[0]
     return group if len({run.choices.get(group) for run in runs}) > 1 else key
 
 
 def count_values(values: Sequence[str]) -> str:
-    """Count equal values: `1000 steps: 12 runs; 2000 steps: 3 runs`, the most frequent first."""
+    """Count equal values, most frequent first: `1000 steps: 12 runs; 2000 steps: 3 runs`."""
     most = Counter(values).most_common()
     shown = [f"{value}: {count} run{'s' * (count > 1)}" for value, count in most[:5]]
     return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
 
 
 def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
-    """Return one line for each difference in code or environment between the runs."""
+    """Return a line for each difference in code or environment between the runs."""
     lines = []
     unknown = sum(run.provenance is None for run in runs)
     if unknown:
-        lines.append(f"the code of {_count_runs(unknown)} is unknown: it was not recorded")
+        lines.append(f"{_count_runs(unknown)} did not record the code, so it is unknown")
     resumed = sum(bool(run.provenance and run.provenance.earlier) for run in runs)
     if resumed:
-        lines.append(f"{_count_runs(resumed)} resumed with different code or schedule")
+        lines.append(f"{_count_runs(resumed)} resumed with different code or another schedule")
     versions = {pair for run in runs if run.provenance for pair in run.provenance.code.items()}
     modules = Counter(name for name, _ in versions)
     differing = sorted(name for name, count in modules.items() if count > 1)
@@ -78,7 +78,7 @@ def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
 
 
 def environments(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Return each recorded fact about the environment, with its value in each run."""
+    """Return each recorded fact about the environment with its value in each run."""
     return [
         (key.removeprefix("libraries."), [run.environment.get(key, "unknown") for run in runs])
         for key in sorted({key for run in runs for key in run.environment})

@@ -1,8 +1,8 @@
 """The attention track's statistics: a loss in units of the baseline's compute, and verdicts.
 
-The baseline is trained at several budgets with many seeds, and a monotone curve through its mean
-losses says how much compute it needs for a loss. An entry's effective compute is what the baseline
-would need for the entry's loss, over what the entry used.
+The baseline is trained at several budgets with many seeds. A monotone curve through its mean losses
+gives the compute it needs for any loss. An entry's effective compute is the compute the baseline
+would need for the entry's loss, divided by what the entry used.
 """
 
 import math
@@ -15,20 +15,20 @@ import numpy as np
 from gptattn.compare.statistics import ALPHA, Array, Interval
 from gptattn.errors import DataError
 
-# Seeds of an entry, at first and with those of the second stage -> this look's share of the errors
-# that are allowed. The first has little: what is decided early looks too good, or too bad.
+# Seeds of an entry at each look, after the first and the second stage -> the share of the allowed
+# errors. The first look gets little: early results look too good or too bad.
 LOOKS = {3: 0.1, 8: 0.9}
-MARGIN = 1.05  # times the compute: what counts as equivalent
-NEGLIGIBLE = 1.01  # times the compute: what is not claimed, however certain
-# Bits per byte: the standard deviation of what the choice of the rate costs an entry, or the
-# baseline (docs/track_rules.md).
+MARGIN = 1.05  # times the compute: within this, entries are equivalent
+NEGLIGIBLE = 1.01  # times the compute: within this, no difference is claimed, however certain
+# Bits per byte: how much the choice of the learning rate costs an entry or the baseline, as a
+# standard deviation (docs/track_rules.md, "How it is computed").
 RATE_ERROR = 0.0025
 GRID = 2_000  # points of the curve
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The baseline's loss by the logarithm of its compute, between its least and most budget."""
+    """The baseline's loss by the logarithm of its compute, from its least to its most budget."""
 
     logs: Array  # [GRID] of FLOPs, ascending
     losses: Array  # [GRID], falling
@@ -40,10 +40,10 @@ def fit_curve(
 ) -> Curve:
     """Return the curve through the mean losses of the baseline's seeds, given by total FLOPs.
 
-    It is monotone: a piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
+    It is a monotone piecewise cubic (Fritsch and Butland 1984, SIAM J. Sci. Stat. Comput. 5,
     300-304). Its standard errors follow, to first order, from those of the means, each trained at
     its own rate. `deviations`: the standard deviation over seeds at budgets where entries share it.
-    Other budgets have their own, of 2 seeds or more. Raises DataError if a mean does not fall.
+    Other budgets use their own, from 2 seeds or more. Raises DataError if a mean does not fall.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -75,9 +75,9 @@ class Spread(NamedTuple):
 def share_spread(groups: Sequence[Sequence[float]]) -> list[Spread]:
     """Return the standard deviation of each group of 2 values or more: a shared one, if possible.
 
-    While the group that varies most is shown to vary more than the others, it gets its own. The
-    test is an F test, corrected for the number of groups. (Levene's hardly ever notices a single
-    run that diverged.)
+    As long as the group that varies most is shown to vary more than the rest, it gets its own. The
+    test is an F test, corrected for the number of groups. (Levene's test hardly ever notices a
+    single run that diverged.)
 
     Source: Cochran 1941, Annals of Eugenics 11, 47-52.
     """
@@ -104,12 +104,11 @@ def _pool(spreads: Sequence[Spread]) -> Spread:
 
 @dataclass(frozen=True)
 class Effective:
-    """What the baseline would need for an entry's loss, over what the entry used, with its 95%
-    interval.
+    """An entry's effective compute, with its 95% interval.
 
-    0 and infinity stand for less and more than the baseline's budgets. `p` is two-sided, for
-    the hypothesis that it lies between 1 / NEGLIGIBLE and NEGLIGIBLE; `equivalent`: whether it is
-    shown to lie between 1 / MARGIN and MARGIN, by two one-sided tests.
+    0 and infinity mean below and above the baseline's budgets. `p` is two-sided, for the hypothesis
+    that the value lies between 1 / NEGLIGIBLE and NEGLIGIBLE. `equivalent`: whether two one-sided
+    tests show that it lies between 1 / MARGIN and MARGIN.
     """
 
     value: float
@@ -121,12 +120,12 @@ class Effective:
 def effective_compute(
     losses: Sequence[float], compute: float, curve: Curve, spread: Spread, share: float = 1.0
 ) -> Effective:
-    """Return the effective compute of losses over seeds, of runs that used so many FLOPs each.
+    """Return the effective compute from losses over seeds of runs that used `compute` FLOPs each.
 
     The interval holds each compute at which the curve's loss is not shown to differ from the mean
-    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185. Both were
-    trained at a rate that was chosen: RATE_ERROR counts for each. `share`: that of LOOKS, in which
-    equivalence may err.
+    loss, as in Fieller 1954, Journal of the Royal Statistical Society B 16, 175-185. RATE_ERROR
+    counts twice, because entry and baseline were each trained at a chosen rate. `share`: the
+    fraction of errors that the test of equivalence is allowed, from LOOKS.
     """
     from scipy.special import stdtr, stdtrit
 
@@ -145,7 +144,7 @@ def effective_compute(
     def t_at(ratio: float) -> float:
         at = math.log(ratio)
         found = float(np.interp(at, ratios, t))
-        # Beyond the baseline's budgets, t is only known to lie beyond the nearest one's.
+        # Beyond the baseline's budgets, t is only known to lie beyond its value at the nearest.
         return max(found, 0.0) if at > ratios[-1] else min(found, 0.0) if at < ratios[0] else found
 
     return Effective(
@@ -175,7 +174,7 @@ def judge(
 def difference_interval(
     losses: Sequence[float], baseline: Sequence[float], spread: Spread, of_baseline: Spread
 ) -> tuple[float, Interval]:
-    """Return the mean loss minus the baseline's, with its 95% interval, from both spreads."""
+    """Return the mean loss minus the baseline's, and its 95% interval, from both spreads."""
     from scipy.special import stdtrit
 
     mean = float(np.mean(losses) - np.mean(baseline))
@@ -186,7 +185,7 @@ def difference_interval(
 
 
 def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[float]:
-    """Return the p values corrected for their number, and for the looks, whose shares are given.
+    """Return the p values corrected for their number and for their looks' `shares` of errors.
 
     Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
     """
@@ -201,7 +200,7 @@ def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[flo
 def decide(p: float, found: Effective) -> str:
     """Return better, worse, equivalent or open, from a corrected p.
 
-    A difference that is shown may still be small.
+    A difference that is shown can still be small.
     """
     if p < ALPHA:
         words = "better" if found.value > 1 else "worse"

@@ -1,4 +1,4 @@
-"""Reads finished runs; others are skipped, each with a line that says why."""
+"""Reads finished runs, and skips others with a line that says why."""
 
 import math
 import re
@@ -23,14 +23,14 @@ from gptattn.settings.identity import Provenance, differences, flat, places, res
 from gptattn.settings.own_code import use_recorded
 from gptattn.settings.record import complete_record
 
-# The seed and id at the end of a run folder's name. If each seed starts from the weights of the
-# same seed's run, the values of `init_from` differ only here.
+# The seed and id at the end of a run folder's name. If each seed starts from the weights of the run
+# with the same seed, the values of `init_from` differ only here.
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
 # Keys of Run.settings that Run.provenance also records.
 OF_PROVENANCE = ("text", "device", "init_from")
-# The attention track's entries, those at its gate, and the battery's, by the folder of their runs.
+# Shipped results of the attention track, its gate and the battery, by the folder of their runs.
 SHIPPED = {n: CONF.parent / "benchmarks" / n for n in ("track", "track_gate", "battery")}
-LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
+LARGEST = 1e30  # drop larger figures: their squares and sums could overflow
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -50,27 +50,27 @@ class Run:
     variant: str
     seed: int
     metrics: dict[str, float]  # finite values only; val/loss is always there
-    # Flat; everything that can change the result, except the seed. `budget` is in words, as "1000
-    # steps", or "1000 steps, then 2000 steps"; `init_from` is only there with other weights.
+    # Flat; everything that can change the result, except the seed. `budget` is text, "1000 steps"
+    # or "1000 steps, then 2000 steps". `init_from` is only there for runs from other weights.
     settings: dict[str, str]
-    data: dict[str, str] = field(default_factory=dict)  # flat; `data` of summary.json
+    data: dict[str, str] = field(default_factory=dict)  # `data` of summary.json, flat
     environment: dict[str, str] = field(default_factory=dict)  # flat
     match: Match | None = None
     finished: float = 0.0  # seconds since 1970
     choices: dict[str, str] = field(default_factory=dict)  # config files, as {"model": "nano"}
     hyperparameters: dict[str, Any] = field(default_factory=dict)  # as TensorBoard shows them
-    steps: int = 0  # training steps of this run, without those of its `init_from`
+    steps: int = 0  # training steps, without those of the run in `init_from`
     provenance: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
-    stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
-    evaluation: Evaluation | None = None  # what evaluate has measured, on any of its weights
-    uncached: bool = False  # the mechanism has no cache: decoding reads the prefix again
-    checked: bool = True  # that the model is causal
-    overrides: Sequence[str] = ()  # as they were typed; none of a run that was made in Python
+    stage: FirstStage | None = None  # of its sweep, if that used `sweep.until`
+    evaluation: Evaluation | None = None  # by gptattn-evaluate, on any of its weights
+    uncached: bool = False  # the mechanism has no cache, so decoding rereads the prefix
+    checked: bool = True  # whether the model was checked to be causal
+    overrides: Sequence[str] = ()  # as typed; empty for a run started in Python
     max_seeds: int = 1_000  # `sweep.max_seeds`
-    name: str | None = None  # of its row, given by the user
-    shared: bool = False  # the machine, with other runs
-    speeds: Sequence[Measured] = ()  # of its variant, the newest last
+    name: str | None = None  # of its row, if the user gave one
+    shared: bool = False  # whether other runs shared its machine
+    speeds: Sequence[Measured] = ()  # measurements of its variant, the newest last
 
     @property
     def code(self) -> str:
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def mlp_width(self) -> str:
-        """The width of the MLP before `match` changed it; `default` if nothing else was set."""
+        """The MLP's width before `match` changed it; `default` if none was set."""
         width = self.settings.get("model.d_mlp", "None")
         if self.match is not None and self.match.field == "model.d_mlp":
             width = f"{self.match.before:g}" if self.match.before else "None"
@@ -103,11 +103,10 @@ class _Summary(msgspec.Struct):
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """Return all finished runs at or below the paths, and one line per folder skipped.
+    """Return all finished runs at or below the paths, and a line per skipped folder.
 
-    A run that several paths reach is returned once. Runs that chose a learning rate are skipped
-    unless a path names their folder. Raises DataError if a path is no folder or no finished run is
-    found.
+    A run that several paths reach is returned once. Trials of learning rates are skipped unless a
+    path names their folder. Raises DataError if a path is not a folder or no finished run is found.
     """
     runs: list[Run] = []
     skipped: list[str] = []
@@ -131,26 +130,24 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             runs.append(run)
     if not runs:
         some = f" ({len(skipped)} skipped, such as {skipped[0]})" if skipped else ""
-        raise DataError(
-            "run folder", f"no finished run found{some}; train one first: {command('train')}"
-        )
+        raise DataError("run folder", f"no finished run found{some}; train one: {command('train')}")
     return runs, skipped
 
 
 def find_experiment(runs: Sequence[Run]) -> str | None:
-    """Return which of SHIPPED these runs belong to; None: none."""
+    """Return which of SHIPPED these runs belong to, or None."""
     homes = {run.folder.absolute().parent.name for run in runs}
     return homes.pop() if len(homes) == 1 and homes <= SHIPPED.keys() else None
 
 
 def one_line(text: str) -> str:
-    """Make untrusted text safe for one terminal line: printable, at most 400 characters."""
+    """Make untrusted text safe to print on one line: printable, at most 400 characters."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)[:400]
 
 
 def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and RunFolder(folder).weights_file.is_file():
-        return "converted weights that were not trained: nothing to compare"
+        return "converted weights without training; nothing to compare"
     if isinstance(error, FileNotFoundError):
         failure = RunFolder(folder).read_failure()
         return "not finished" if failure is None else f"failed: {failure.get('error')}"
@@ -160,9 +157,9 @@ def _reason(error: Exception, folder: Path) -> str:
 
 
 def _run_folders(path: Path, seen: set[str], skipped: list[str]) -> Iterator[Path]:
-    """Yield the folders that hold a config.yaml, without hidden ones such as Hydra's `.hydra`.
+    """Yield the folders that hold a config.yaml, except hidden ones such as Hydra's `.hydra`.
 
-    Links are followed. `seen` holds each folder's real path, so a loop of links ends.
+    It follows links. `seen` holds each folder's real path, so that a loop of links ends.
     """
 
     def skip(error: OSError) -> None:
@@ -173,7 +170,7 @@ def _run_folders(path: Path, seen: set[str], skipped: list[str]) -> Iterator[Pat
             yield folder
         elif TUNING in below:
             below.remove(TUNING)
-            line = "runs that chose a learning rate; name the folder to see them"
+            line = "trials of learning rates; name this folder to compare them"
             skipped.append(one_line(f"{folder / TUNING}: {line}"))
 
 
@@ -183,30 +180,31 @@ def _read(path: Path) -> Run:
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
     if folder.replaced:
-        raise ValueError("replaced: its variant has a better learning rate now")
+        raise ValueError("replaced: its variant now has a better learning rate")
     metrics = finite(summary.metrics)
     if LOSS not in metrics:
         raise ValueError(f"summary.json has no finite {LOSS}")
     recorded, stages = folder.read_record(), read_json(path.parent / NAME, TwoStages)
-    stage = stages.of(recorded) if stages else None  # which knows no newer settings
-    key, made = variant_key(recorded), folder.read_provenance()
+    # The stages were recorded before newer settings existed.
+    stage = stages.of(recorded) if stages else None
+    key, provenance = variant_key(recorded), folder.read_provenance()
     complete_record(recorded)
-    use_recorded(recorded)  # whether its code has changed is asked later
+    use_recorded(recorded)  # changes of its code are checked later
     config, data = _flat(recorded), _flat(summary.data)
     settings = result_settings(config)
-    if made is not None and made.budgets:
-        settings["budget"] = one_line(", then ".join([*made.budgets, settings["budget"]]))
+    if provenance is not None and provenance.budgets:
+        settings["budget"] = one_line(", then ".join([*provenance.budgets, settings["budget"]]))
     origin = config.get("init_from", "None")
     if origin != "None":
         settings["init_from"] = seedless(origin)
-        if seedless(origin) == origin and made is not None and made.weights:
-            settings["init_from"] += f" {made.weights[:8]}"  # its path may hold others tomorrow
-    if "task" not in data:  # a task's settings say everything
+        if seedless(origin) == origin and provenance is not None and provenance.weights:
+            settings["init_from"] += f" {provenance.weights[:8]}"  # the path can change its weights
+    if "task" not in data:  # a task's settings determine its data
         settings["text"] = data["text_sha256"][:8]
     settings["device"] = one_line(str(summary.hyperparameters["device"]))
     sizes = (settings.get(name, "0") for name in ("batch_size", "model.context_length"))
     costs = math.prod(map(int, sizes)), metrics.get(FLOPS, 0.0)
-    speeds = find_measured(path.parent, key, made.digest, *costs) if made else []
+    speeds = find_measured(path.parent, key, provenance.digest, *costs) if provenance else []
     metrics |= speeds[-1].metrics if speeds else {}
     return Run(
         path,
@@ -221,7 +219,7 @@ def _read(path: Path) -> Run:
         choices=_flat(recorded.get("choices", {})),
         hyperparameters=summary.hyperparameters,
         steps=summary.steps,
-        provenance=made,
+        provenance=provenance,
         places=places(config),
         stage=stage,
         uncached=summary.metrics.get(CACHE, 0) is None,
@@ -239,8 +237,8 @@ def _flat(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the metrics that have a finite value below LARGEST in size."""
-    # NaN < LARGEST is false, so this drops NaN, too.
+    """Return the metrics with a finite value below LARGEST in size."""
+    # NaN < LARGEST is false, so this also drops NaN.
     return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
@@ -250,26 +248,26 @@ def seedless(path: str) -> str:
 
 
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Return the runs that count, and one line for each run that another one replaces.
+    """Return the runs that count, and a line for each run that another one replaces.
 
     A run replaces another in the same sweep folder if it has the same settings and seed but
-    different code, text, device or starting weights. The newest one counts. Runs of the current
-    code come first, since an edit may have been undone. A run with the same provenance as the one
-    that counts is kept.
+    different code, text, device or starting weights. Runs of the current code take precedence,
+    since an edit can be undone, then the newest. A run with the same provenance as the one that
+    counts is kept.
     """
 
     def command(run: Run) -> tuple[object, ...]:
         settings = {k: v for k, v in run.settings.items() if k not in OF_PROVENANCE} | run.places
-        # Leave out the seed and id: the run that gave the starting weights may be replaced itself.
+        # Drop the seed and id: the run that gave the starting weights may be replaced itself.
         settings["init_from"] = seedless(run.places.get("init_from", ""))
         return run.folder.parent, run.variant, run.seed, *sorted(settings.items())
 
     def rank(run: Run) -> tuple[bool, float]:
-        made = run.provenance
-        current = made is not None and not made.earlier and is_unchanged(made.code)
+        recorded = run.provenance
+        current = recorded is not None and not recorded.earlier and is_unchanged(recorded.code)
         return current, run.finished
 
-    chosen = {command(run): run for run in sorted(runs, key=rank)}  # the last of equal keys stays
+    chosen = {command(run): run for run in sorted(runs, key=rank)}  # of equal keys, the last stays
     kept, lines = [], []
     for run in runs:
         other = chosen[command(run)]

@@ -1,7 +1,7 @@
 """Draws the figures of a report, as SVG for the page and the paper, and as PNG.
 
-Every variant keeps its colour, marker and line through a section's figures. matplotlib draws all of
-them, so the page, the README and a paper show the same.
+Every variant keeps its colour, marker and line style across a section's figures. matplotlib draws
+them all, so the page, the README and a paper show the same figure.
 """
 
 import io
@@ -47,8 +47,8 @@ from gptattn.runs.metrics import ACCURACY, LOSS, PARAMS
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
-# Okabe and Ito 2008, Color Universal Design: safe for any colour vision. Yellow and black are left
-# out: one vanishes on a light background, the other on a dark one.
+# Okabe and Ito 2008, Color Universal Design: safe for any colour vision. Without yellow and black,
+# of which one vanishes on a light background, the other on a dark one.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 BETTER, WORSE = COLOURS[0], COLOURS[3]
@@ -56,9 +56,9 @@ LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1,
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
 COARSE, FINE = (0.25, 0.5, 0.7, 1, 1.4, 2, 3, 4), (0.6, 0.8, 0.9, 1.1, 1.2, 1.6)  # ticks of ratios
-FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
-SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
-MARK = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2)), "alpha": 0.7}  # of a length
+FIRST_CONTEXT = 8  # tokens of context from which means are in view; earlier losses are higher
+SIZE = (5.2, 3.7)  # inches; the text stays legible at 360 pixels
+MARK = {"color": INK, "linewidth": 0.8, "linestyle": (0, (2, 2)), "alpha": 0.7}  # line at a length
 LOSS_LABEL = "validation loss (nats)"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -101,7 +101,7 @@ _label = partial(shorten, longest=32)  # a name in a legend
 class Plot:
     """One figure as SVG and PNG, with its title and caption."""
 
-    name: str  # of its files, without suffix
+    name: str  # of its files, without the suffix
     title: str
     caption: str  # on the page
     svg: str
@@ -118,7 +118,7 @@ def draw_plots(
             families.setdefault(section.title_without("model"), []).append(section)
     sized = [members for members in families.values() if len(members) > 1]
     with rc_context(STYLE), warnings.catch_warnings():
-        # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
+        # matplotlib's font lacks some scripts; the SVG keeps the text for the reader's fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         across = [
             _cost_plot(members, cost, f"{prefix}{name}")
@@ -132,7 +132,7 @@ def draw_plots(
 
 
 def _numbered(items: Sequence[T]) -> list[tuple[str, T]]:
-    """Return each item with the prefix of its file names: its number, if there are several."""
+    """Return each item with the prefix of its file names: its number if there are several."""
     return [(f"{i}_" if len(items) > 1 else "", item) for i, item in enumerate(items, start=1)]
 
 
@@ -150,13 +150,13 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
             late = max(band.x[-1] for band in bands.values()) / 10
             axes = _band_axes(bands, looks, late, label, f"{loss} (nats)")
             axes.xaxis.set_major_formatter(format_tick)
-            caption = f"The steep start may lie above the plot.{_left_out(bands)}"
+            caption = f"The steep start can lie above the plot.{_left_out(bands)}"
             plots.append(_render(axes, f"{prefix}loss_{axis}", f"Loss against {label}", caption))
     of_costs = [_cost_plot([section], cost, f"{prefix}pareto_{cost}") for cost in COSTS]
     plots += [plot for plot in of_costs if plot is not None]
     losses = position_losses(section)
     longest = max((one.length for one in losses), default=0)
-    # A longer length has fewer windows, and so a mean over other tokens: each gets its own plot.
+    # Each length has other windows, and so a mean over other tokens: it gets its own plot.
     for length in sorted({one.length for one in losses if one.length in (one.trained, longest)}):
         shown = [one for one in losses if one.length == length]
         plots.append(_position_plot(shown, looks, f"{prefix}loss_position"))
@@ -190,7 +190,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
             axes.plot(d.interval, (y, y), color=colour, linewidth=1.6, solid_capstyle="butt")
         axes.plot(seeds, np.full(d.n, y + 0.24), ".", color=colour, alpha=0.55, markersize=5)
         axes.plot(d.mean, y, "D", color=colour, markersize=6)
-        most = 6 * np.abs(seeds).max()  # of a few seeds an interval may be far wider than that
+        most = 6 * np.abs(seeds).max()  # with few seeds, an interval can be far wider
         low, high = (
             f(was, *np.clip(ends, -most, most), *seeds) for f, was in ((min, low), (max, high))
         )
@@ -204,9 +204,9 @@ def _forest_plot(section: Section, name: str) -> Plot:
         side.spines[spine].set_visible(False)
     axes.set(xlabel=f"validation loss minus {_label(section.baseline)}'s (nats, left is better)")
     caption = (
-        "Diamonds: means over seeds; lines: their intervals, of which a wide one may leave the "
-        "plot; dots: each seed. Coloured, with a star: a difference that the runs show (blue is "
-        "better, red is worse)."
+        "Diamonds: means over seeds; lines: their intervals, which can leave the plot; dots: "
+        "single seeds. Coloured, with a star: a difference that the runs show (blue is better, red "
+        "is worse)."
     )
     return _render(axes, name, f"Difference to {section.baseline}", caption)
 
@@ -265,32 +265,32 @@ def draw_battery(battery: Battery) -> Plot:
 
 
 def draw_recall(battery: Battery, track: Track) -> list[Plot]:
-    """Draw recall against effective compute, each marker as large as the cache or state.
+    """Draw recall against effective compute, with markers sized by the cache or state.
 
-    Return [] without two rows that are in both tables.
+    Return [] if fewer than two rows are in both tables.
     """
     base = track.baseline[track.budgets[0]]
     reach = [one.flops / base.flops for one in track.baseline.values()]
-    low, high = min(reach), max(reach)  # of the baseline's curve
-    known = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
+    low, high = min(reach), max(reach)  # ends of the baseline's curve
+    rows = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
     points = [
         (min(max(value, low), high), 100 * np.mean(values), entry)
-        for value, entry in sorted([(1.0, base), *known], key=lambda one: -one[0])
+        for value, entry in sorted([(1.0, base), *rows], key=lambda one: -one[0])
         if (values := battery.list_accuracies(entry.name, RECALL))
     ]
     if len(points) < 2:
         return []
-    legend = [f"of cache or state at {CONTEXTS[-1]:,} tokens:"]
+    legend = [f"cache or state at {CONTEXTS[-1]:,} tokens:"]
     with rc_context(STYLE):
         axes = new_axes((SIZE[0] + 2.4, SIZE[1] + 0.6))
         for i, (x, y, entry) in enumerate(points, start=1):
-            held = entry.caches[-1] if entry.caches else 0
-            size = max(4, 1.2 * math.log2(held or 1) - 15)
-            axes.plot(x, y, "o" if held else "x", color=COLOURS[0], alpha=0.6, markersize=size)
-            away = (0, -13 if i % 2 else 8)  # many lie side by side
-            mark = f"{'<' * (x <= low)}{i}{'>' * (x >= high)}"  # at an end: there or beyond
+            cache = entry.caches[-1] if entry.caches else 0
+            size = max(4, 1.2 * math.log2(cache or 1) - 15)
+            axes.plot(x, y, "o" if cache else "x", color=COLOURS[0], alpha=0.6, markersize=size)
+            away = (0, -13 if i % 2 else 8)  # many points lie close together
+            mark = f"{'<' * (x <= low)}{i}{'>' * (x >= high)}"  # at an end of the curve or beyond
             axes.annotate(mark, (x, y), away, textcoords="offset points", ha="center")
-            legend.append(f"{i}  {_shorten(entry.name)}: {EngFormatter('B', 0)(held)}")
+            legend.append(f"{i}  {_shorten(entry.name)}: {EngFormatter('B', 0)(cache)}")
         axes.text(1.02, 1, "\n".join(legend), transform=axes.transAxes, va="top", fontsize=7)
         axes.margins(0.1)
         _scale_compute(axes, *axes.get_xlim())
@@ -325,7 +325,7 @@ def _band_axes(
 ) -> Any:
     """Return axes with the first MAX_NAMED means and their intervals, or a line for each seed.
 
-    In view are the means from x = `first` on, the lowest mean, and room for bands below it.
+    The view holds the means from x = `first` on, the lowest mean, and room for bands below it.
     """
     axes = new_axes()
     # Rows are sorted, so these are the baseline and the lowest losses.
@@ -343,7 +343,7 @@ def _band_axes(
     late = [band.mean[band.x >= min(first, band.x[-1])] for band in shown.values()]
     top = max(float(part.max()) for part in late)
     lowest = min(float(band.mean.min()) for band in shown.values())
-    # A band over few seeds can be far wider than the range of the means: it may leave the plot.
+    # A band over few seeds can be far wider than the range of the means, so it can leave the plot.
     room = 0.05 * (top - lowest) or 0.05 * abs(top) or 1.0
     axes.set_ylim(lowest - 5 * room, top + room)
     axes.set(xlabel=xlabel, ylabel=ylabel)
@@ -351,10 +351,10 @@ def _band_axes(
 
 
 def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None:
-    """Plot mean loss, of a task the accuracy, against mean cost, with the Pareto front marked.
+    """Plot mean loss, or a task's mean accuracy, against mean cost, and mark the Pareto front.
 
-    Several sections differ in model size alone: a line joins the sizes of one variant. Return None
-    without two rows whose cost is known.
+    If there are several sections, they differ only in model size, and a line joins the sizes of a
+    variant. Return None if the cost of fewer than two rows is known.
     """
     metric = COSTS[cost]
     rows = [row for section in sections for row in section.rows if metric in row.metrics]
@@ -366,7 +366,7 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
     value, sign = (ACCURACY, -1) if task else (LOSS, 1)
     points = np.array([(row.metrics[metric].mean, row.metrics[value].mean) for row in rows])
     best = pareto_front(points[:, 0], sign * points[:, 1])
-    # Those that the legend names come first: the front, then the best.
+    # The legend names the first lines: the front, then the best.
     lines: dict[str, list[int]] = {}
     for i in sorted(range(len(rows)), key=lambda i: (i not in best, sign * points[i, 1])):
         lines.setdefault(rows[i].name, []).append(i)
@@ -380,7 +380,7 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
             label = style["label"] if named and i == own[0] else None
             point = {"linestyle": "none", "markerfacecolor": fill, "label": label}
             axes.plot(*points[i], markersize=7, **style | point)
-            if named:  # the bars of all would hide the points
+            if named:  # bars of all variants would hide the points
                 x, y = (rows[i].metrics[name] for name in (metric, value))
                 bars = {"xerr": _bars(x), "yerr": _bars(y)}
                 axes.errorbar(*points[i], **bars, color=style["color"], elinewidth=1.2, capsize=2)
@@ -398,7 +398,7 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
         if family := sections[0].title_without("model"):
             caption += f" All runs: {family}."
     if len(lines) > MAX_NAMED:
-        caption += f" {MAX_NAMED} of {len(lines)} variants have a name and bars, the front first."
+        caption += f" Names and bars: {MAX_NAMED} of {len(lines)} variants, the front first."
     over = ", over model sizes" * (len(sections) > 1)
     title = f"{'Accuracy' if task else 'Loss'} against {COST_AXES[cost]}{over}"
     return _render(axes, name, title, caption)
@@ -412,7 +412,7 @@ def _position_plot(losses: Sequence[PositionLoss], looks: Mapping[str, Look], na
     _scale_x(axes, [1, length], base=2)
     caption = (
         "Mean loss by the number of tokens that a prediction sees, two points per doubling, over "
-        "whole windows of the held-out text. The first tokens may lie above the plot."
+        "whole windows of the held-out text. The first tokens can lie above the plot."
     )
     if length > trained:
         name += "_beyond"
@@ -445,7 +445,7 @@ def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, Look], name: str
     ]
     _add_legend(axes.figure, handles, "outside upper center")
     caption = (
-        "A line joins the caches of one variant. Bytes are those of the cache's tensors at the "
+        "A line joins the caches of one variant. Bytes per token: the size of the cache at the "
         f"trained context, divided by its length.{_left_out(variants)}"
     )
     return _render(axes, name, "Loss through cheaper caches", caption)
@@ -467,7 +467,7 @@ def new_axes(size: tuple[float, float] = SIZE) -> Any:
 
 
 def _bars(estimate: Estimate) -> float | None:
-    """Return half of the interval; None if it is empty or not drawn."""
+    """Return half of the interval's width; None if it is empty or not drawn."""
     if estimate.interval is None or estimate.n < MIN_FOR_BAND:
         return None
     return (estimate.interval[1] - estimate.mean) or None
@@ -480,7 +480,7 @@ def format_tick(value: float, position: int | None = None) -> str:
 
 
 def _scale_x(axes: Any, values: Sequence[float] | Floats, base: int = 10) -> None:
-    """Format the x axis; use a log scale if the values, all positive, span more than a factor of 8.
+    """Format the x axis, with a log scale if the values are positive and span more than a factor 8.
 
     Its ticks are 1, 2, 5 for base 10, and powers of two for base 2.
     """
@@ -492,14 +492,14 @@ def _scale_x(axes: Any, values: Sequence[float] | Floats, base: int = 10) -> Non
 
 
 def _left_out(variants: Collection[str]) -> str:
-    """Return the sentence of a caption on variants that are not drawn; "" if all are."""
+    """Return the caption's sentence on variants that are not drawn; "" if all are drawn."""
     if len(variants) <= MAX_NAMED:
         return ""
-    return f" Of {len(variants)} variants, the first {MAX_NAMED} in the table are drawn."
+    return f" Only the first {MAX_NAMED} of the table's {len(variants)} variants are drawn."
 
 
 def _add_legend(figure: Figure, handles: Sequence[Any], where: Any) -> None:
-    """Put a legend outside the axes, and make the figure higher by it."""
+    """Put a legend outside the axes, and add its height to the figure."""
     labels = [handle.get_label() for handle in handles]
     longest = max(map(len, labels))
     columns = 3 if longest <= 10 else 2 if longest <= 22 else 1
@@ -515,10 +515,10 @@ def _render(axes: Any, name: str, title: str, caption: str = "") -> Plot:
         _add_legend(figure, handles, "outside lower center")
     svg, png = io.StringIO(), io.BytesIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    # The salt makes ids, and so the file, the same each time, and ids differ between figures.
+    # The salt makes a figure's ids the same each time, and different from other figures'.
     with rc_context({"svg.hashsalt": name}):
         FigureCanvasSVG(figure).print_svg(svg, metadata=nothing)
-    # Layout takes longer than drawing, so both files use the first one's.
+    # Layout takes longer than drawing, so both files share it.
     figure.set_layout_engine("none")
     # A PNG needs a background: its text stays dark on a dark page.
     figure.set(dpi=200, facecolor="white")
@@ -527,9 +527,9 @@ def _render(axes: Any, name: str, title: str, caption: str = "") -> Plot:
 
 
 def _adapt_svg(svg: str, title: str) -> str:
-    """Return the <svg> element for a page: INK as currentColor, only ids that are referred to."""
+    """Return the <svg> element for a page, with INK as currentColor and only the ids in use."""
     svg = svg[svg.index("<svg") :].strip().replace(INK, "currentColor")
-    # Paths are most of the file: a hundredth of a point is finer than any print.
+    # Paths are most of the file; a hundredth of a point is finer than any print.
     svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     # Text without a colour would be black, so the root gets one to inherit.

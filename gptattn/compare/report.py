@@ -1,4 +1,4 @@
-"""Writes a report: one self-contained page, CSV of its figures, and the plots."""
+"""Writes a report: a self-contained page, a CSV of its figures, and the plots."""
 
 import re
 import sys
@@ -29,25 +29,25 @@ from gptattn.runs.sweep_states import PLANNED, read_planned
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
-# What we write, and may remove.
+# Files that a report writes and may remove.
 OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
 ONE = "forest_loss|accuracy_length"
-FORMER = re.compile(rf"(\d+_)?({ONE}|loss_({OF_LOSS})|pareto_({'|'.join(COSTS)}))\.(svg|png)")
+OLD_PLOTS = re.compile(rf"(\d+_)?({ONE}|loss_({OF_LOSS})|pareto_({'|'.join(COSTS)}))\.(svg|png)")
 FILES = ("comparison.*", "track.*", "battery*.*")
 FILES += ("*forest_loss.*", "*loss_*.*", "*accuracy_*.*", "*pareto_*.*")
 
 
 def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] = ()) -> None:
-    """Print the tables and warnings; write the report to `out`, and say how to look at it.
+    """Print the tables and warnings, write the report to `out`, and print how to open it.
 
     Raises DiskError if a file cannot be written.
     """
     curves: Mapping[Path, Curves] = {}
     if out is not None:
         claim_folder(out, "report", "out", *FILES)
-        found = {run.folder: read_curves(run.folder) for run in comparison.runs}
-        curves = {folder: own for folder, (own, _) in found.items()}
-        damage = [line for _, line in found.values() if line]
+        results = {run.folder: read_curves(run.folder) for run in comparison.runs}
+        curves = {folder: of_run for folder, (of_run, _) in results.items()}
+        damage = [line for _, line in results.values() if line]
         comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
     print_tables(comparison, make_console())
     for line in warning_lines(comparison):
@@ -62,8 +62,8 @@ def write_report(
 ) -> Path:
     """Write or replace comparison.{csv,html}, the plots and the board; return the page's path.
 
-    The folder must exist. `still_open` has lines on unfinished sweeps. The page escapes all text
-    from run folders. Raises DiskError if a file cannot be written.
+    The folder must exist. `still_open` describes unfinished sweeps. The page escapes all text from
+    run folders. Raises DiskError if a file cannot be written.
     """
     from gptattn.compare.plots import draw_plots
     from gptattn.machine.template import fill_template
@@ -102,15 +102,15 @@ def write_report(
     _write(out / "comparison.csv", comparison.table().to_csv(index=False, lineterminator="\n"))
     _write(out / "comparison.html", page)
     names = {plot.name for plot in plots}
-    for file in out.iterdir():  # what an earlier report had, and this one lacks
-        if FORMER.fullmatch(file.name) and file.stem not in names:
+    for file in out.iterdir():  # plots of an earlier report that this one lacks
+        if OLD_PLOTS.fullmatch(file.name) and file.stem not in names:
             file.unlink()
     write_board(comparison, curves, plots, out)
     return out / "comparison.html"
 
 
 def write_with_plots(table: Table, plots: Sequence["Plot"], out: Path) -> Path:
-    """Write the plots, and the table as CSV; return the first one's path. Raises DiskError."""
+    """Write the plots and the table as CSV; return the first plot's path. Raises DiskError."""
     name = plots[0].name
     _write(out / f"{name}.csv", table.to_csv())
     for plot in plots:
@@ -137,9 +137,9 @@ def _standalone(svg: str) -> str:
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
-    """Return `outputs/a: 5 of 9 runs are done` of each unfinished sweep in the folders.
+    """Return a line per unfinished sweep in the folders: `outputs/a: 5 of 9 runs are done`.
 
-    Failed runs are among those that the comparison skips, with their reasons.
+    The comparison lists failed runs, with their reasons, among those it skips.
     """
     sweeps = [each for each in folders if (each / PLANNED).is_file()]
     sweeps += [file.parent for each in folders for file in sorted(each.glob(f"*/{PLANNED}"))]

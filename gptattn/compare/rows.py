@@ -1,9 +1,9 @@
 """Splits runs into sections to compare, and sections into rows, and names the rows.
 
-The runs of a section agree in what losses depend on: text, validation, size, budget and the like.
-Of a sweep over several settings the attention is compared, and every other one is held: each of its
-values is a section. The runs of a row differ only in the seed. A row is named by what was typed:
-the overrides that tell it from the others.
+The runs of a section agree in everything that losses depend on, such as text, validation, size and
+budget. In a sweep over several settings, the rows compare the attention, and each value of another
+setting gets its own section. The runs of a row differ only in the seed. The overrides that
+distinguish a row from the others give its name.
 """
 
 import hashlib
@@ -24,13 +24,13 @@ from gptattn.settings.values import suggest
 
 Groups = dict[str, list[Run]]
 
-OF_VARIANT = ("attn", "recipe", "pattern", "part")  # its name tells them
-RATE, WIDTH = "optim.lr", "model.d_mlp"  # which `tune` and `match` choose
-UNSET = "unset"  # a run without the setting; `none` and `None` are values
+OF_VARIANT = ("attn", "recipe", "pattern", "part")  # settings that the variant's name contains
+RATE, WIDTH = "optim.lr", "model.d_mlp"  # chosen by `tune` and by `match`
+UNSET = "unset"  # for a run without the setting; `none` and `None` are values
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
-NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # other axes have them
-OF_TEXT = ("data", "tokenizer", "validation", "task")  # losses are not compared between its values
-# Other axes, each with its settings, are compared on request.
+NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # on other axes
+OF_TEXT = ("data", "tokenizer", "validation", "task")  # never compare losses across these
+# Axes that `by` can compare, with their settings.
 AXES = {
     "model": (*(f"model.{size}" for size in SIZES), WIDTH),
     "budget": ("budget",),
@@ -39,7 +39,7 @@ AXES = {
     "device": ("device",),
     "weights": ("init_from",),
 }
-LONGEST = 60  # characters of a value
+LONGEST = 60  # characters of a value in a name
 
 
 class RunSet(NamedTuple):
@@ -50,7 +50,7 @@ class RunSet(NamedTuple):
 
 
 def words_by_axis(run: Run) -> dict[str, list[str]]:
-    """Return the run's place on each axis, as words such as `d_model=64`."""
+    """Return the run's values on each axis, in words such as `d_model=64`."""
     settings, data = run.settings, run.data
     if "task" in data:
         source = [f"task {data['task']}", f"{data.get('val_rows', '?')} validation rows"]
@@ -83,7 +83,7 @@ def words_by_axis(run: Run) -> dict[str, list[str]]:
 
 
 def _word(key: str, value: str) -> str:
-    """Return `key=value`, with a hash for what is too long for a name, such as a vocabulary."""
+    """Return `key=value`; a value too long for a name, such as a vocabulary, becomes a hash."""
     digest = hashlib.sha256(value.encode()).hexdigest()[:8]
     return f"{key}={value if len(value) <= LONGEST else f'#{digest}'}"
 
@@ -91,8 +91,8 @@ def _word(key: str, value: str) -> str:
 def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]:
     """Split the runs into sets that can be compared, smaller models first.
 
-    `by`: the settings to compare, instead of the attention, or of the first setting that was typed
-    if the attention is the same. Raises ConfigError for one that cannot be compared.
+    `by`: the settings to compare. By default that is the attention, or the first setting that was
+    typed if the attention is the same. Raises ConfigError for one that cannot be compared.
     """
     words = DataFrame([words_by_axis(run) for run in runs]).map("\n".join)
     axes = [str(axis) for axis, values in words.items() if any(values)]
@@ -107,7 +107,7 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
         swept = [key for key in typed if _varies(typed[key], always)]
         compared = [key for key in swept if key.split(".")[0] in ATTENTION]
         if of_task and not compared:
-            axes.remove("model")  # which sizes solve it?
+            axes.remove("model")  # the question is which sizes solve the task
         compared = compared or swept[:1]
     named = [axis for axis, keys in AXES.items() if any(_is_named(k, by or compared) for k in keys)]
     axes = [axis for axis in axes if axis not in named]
@@ -115,7 +115,7 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
     row = table.groupby(compared).ngroup() if compared else number
     for key in [key for key in typed if key not in compared]:
         several = row.groupby([number, typed[key]]).nunique() > 1
-        # Two of its values have several rows; if not, it belongs to the rows, as in an ablation.
+        # Two of its values have several rows. Otherwise it is part of the rows, as in an ablation.
         crossed = max(several.groupby(level=0).sum()) > 1
         if _varies(typed[key], number) and (by or crossed):
             axes.append(key)
@@ -125,36 +125,36 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
     sets.sort(key=lambda one: _order(words.loc[one[0]], [runs[i] for i in one]))
     firsts = words.loc[[one[0] for one in sets]]
     parts = {axis: _differences_on_axis(axis, firsts[axis], runs) for axis in axes}
-    found = []
+    run_sets = []
     for i, one in enumerate(sets):
-        own, members = {axis: each[i] for axis, each in parts.items()}, [runs[j] for j in one]
+        title, members = {axis: each[i] for axis, each in parts.items()}, [runs[j] for j in one]
         origins = {run.settings.get("init_from", "") for run in members}
-        if own.get("weights") and origins != {""} and len(origins) == 1:
-            own["weights"] = f"from {origins.pop()}"
-        found.append(RunSet(own, members))
-    return found
+        if title.get("weights") and origins != {""} and len(origins) == 1:
+            title["weights"] = f"from {origins.pop()}"
+        run_sets.append(RunSet(title, members))
+    return run_sets
 
 
 def _tabulate_typed(runs: Sequence[Run], by: Sequence[str]) -> DataFrame:
-    """Return the values of the settings that were typed for some run, [runs, settings].
+    """Return the values of all settings that were typed for any of the runs, [runs, settings].
 
-    Attention, parts, patterns and recipes are one column, `attn`.
+    Attention, parts, patterns and recipes share one column, `attn`.
     """
     keys = dict.fromkeys(key for run in runs for key in read_typed(run.overrides))
     if rates_are_chosen(runs):
         keys.pop(RATE, None)
-    known = {key for run in runs for key in (*run.settings, *run.choices)}
+    recorded = {key for run in runs for key in (*run.settings, *run.choices)}
     for key in by:
         if key.partition(".")[0] in OF_TEXT:
-            raise ConfigError("by", f"losses on another {key} cannot be compared; leave it out")
-        if not any(_is_below(one, key) for one in known) and key not in ATTENTION:
+            raise ConfigError("by", f"losses cannot be compared across {key}; leave it out")
+        if not any(_is_below(one, key) for one in recorded) and key not in ATTENTION:
             raise ConfigError("by", f"no run has {key!r}; {suggest(key, keys)}")
     others = [key for key in dict.fromkeys([*keys, *by]) if key not in OF_VARIANT]
     return DataFrame({"attn": run.variant} | {k: _value(k, run) for k in others} for run in runs)
 
 
 def _varies(values: Series, number: Series) -> bool:
-    """Whether the values differ between runs of one number."""
+    """Whether the values differ between runs with the same number."""
     return max(values.groupby(number).nunique()) > 1
 
 
@@ -163,14 +163,14 @@ def _is_below(key: str, name: str) -> bool:
 
 
 def _is_named(key: str, names: Collection[str]) -> bool:
-    """Whether the setting is one of the names, in such a group, or the group of one."""
+    """Whether the setting is one of the names, lies in such a group, or is the group of one."""
     return any(_is_below(key, name) or _is_below(name, key) for name in names)
 
 
 def _differences_on_axis(axis: str, words: Series, runs: Sequence[Run]) -> list[str]:
-    """Return how each set differs from the others on this axis; "" for all if they are alike.
+    """Return how each set differs from the others on this axis; "" for all if none differ.
 
-    The config file (`model=nano`) if its name explains the whole difference, otherwise the words.
+    That is the config file (`model=nano`) if it explains the whole difference, or else the words.
     """
     files = [runs[i].choices.get(axis, "") for i in words.index]
     if words.nunique() == 1:
@@ -190,27 +190,27 @@ def _order(words: Series, runs: Sequence[Run]) -> list[object]:
 
 
 def group_runs(runs: Sequence[Run]) -> Groups:
-    """Group runs that may be averaged, by name: those that differ in nothing but the seed.
+    """Group the runs that differ only in the seed, and so can be averaged, by name.
 
     A group has one variant, text, code, device and starting weights, and the same value of each
     setting that affects the result. It holds one run per seed, sorted by seed: the newest, because
-    a repeat is no further sample.
+    a repeat is not another sample.
     """
     runs = sorted(runs, key=lambda run: run.finished)
     places = DataFrame({"row": _number_rows(runs), "seed": [run.seed for run in runs]})
     counted = places.drop_duplicates(keep="last")
     groups = [[runs[i] for i in part.index] for _, part in counted.groupby("row")]
     named: Groups = {}
-    # The run that names its row: the newest that was given a name, or the first.
+    # The run that names its row: the newest one that has a name, or the first.
     firsts = [next((run for run in reversed(own) if run.name), own[0]) for own in groups]
     for name, members in zip(_name_rows(firsts), groups, strict=True):
-        name += f" ({len(named) + 1})" * (name in named)  # someone's own `name`
+        name += f" ({len(named) + 1})" * (name in named)  # two rows with the same `name`
         named[name] = sorted(members, key=lambda run: run.seed)
     return named
 
 
 def _tabulate(runs: Sequence[Run]) -> DataFrame:
-    """Return all that a result depends on but the seed, [runs, settings].
+    """Return everything that a result depends on, except the seed, [runs, settings].
 
     Device and starting weights are among `Run.settings` (`finished_runs.py`).
     """
@@ -222,14 +222,14 @@ def _tabulate(runs: Sequence[Run]) -> DataFrame:
 
 
 def pairs_of_parts(groups: Groups) -> list[tuple[str, list[list[Run]]]]:
-    """Return the four rows of each two parts: without both, with the first, the second, with both.
+    """Return four rows for each pair of parts: with neither, the first, the second, and both.
 
-    They differ in these parts alone, besides what `tune` and `match` chose. The name of the four is
-    `gate with xsa`, with the last row's where several would have that name.
+    Apart from what `tune` and `match` chose, they differ only in these parts. The four are named
+    `gate with xsa`; if several have that name, the name of the row with both follows.
     """
     firsts = [own[0] for own in groups.values()]
     codes = [dict(run.provenance.code) if run.provenance else {} for run in firsts]
-    common = set.intersection(*map(set, codes))  # modules, of which parts have further ones
+    common = set.intersection(*map(set, codes))  # modules; parts add others
     chosen = {RATE} if rates_are_chosen(firsts) else set[str]()
     rows = dict[tuple[frozenset[Any], tuple[Any, ...]], str]()
     for row, run, code in zip(groups, firsts, codes, strict=True):
@@ -244,95 +244,95 @@ def pairs_of_parts(groups: Groups) -> list[tuple[str, list[list[Run]]]]:
             (rest if own is None else own).update({item} if key not in free else ())
         ordered = tuple((name, frozenset(own)) for name, own in parts.items())
         rows[frozenset(rest), ordered] = row
-    found = list[tuple[str, list[str]]]()
+    pairs = list[tuple[str, list[str]]]()
     for rest, parts in rows:
         for a, b in combinations(parts, 2):
             less = ((a, b), (b,), (a,), ())
             four = [(rest, tuple(one for one in parts if one not in out)) for out in less]
             if all(one in rows for one in four):
-                found.append((f"{a[0]} with {b[0]}", [rows[one] for one in four]))
-    names = Counter(name for name, _ in found)
+                pairs.append((f"{a[0]} with {b[0]}", [rows[one] for one in four]))
+    names = Counter(name for name, _ in pairs)
     return [
         (f"{name} in {four[3]}" if names[name] > 1 else name, [groups[row] for row in four])
-        for name, four in found
+        for name, four in pairs
     ]
 
 
 def _number_rows(runs: Sequence[Run], *but: str) -> Series:
-    """Number the rows: runs get the same number if they differ in the seed, or `but`, alone."""
+    """Number the rows: runs that differ only in the seed, or in `but`, get the same number."""
     table = _tabulate(runs)
     differ = [key for key, count in table.nunique().items() if count > 1 and key not in but]
     return table.groupby(["attn", *differ], sort=False).ngroup()
 
 
 def rates_differ(runs: Sequence[Run]) -> bool:
-    """Whether rows have different learning rates, and no two rows differ only in that."""
+    """Whether rows have different learning rates, but no two rows differ only in the rate."""
     rates = {run.settings.get(RATE) for run in runs}
     return len(rates) > 1 and max(_number_rows(runs)) == max(_number_rows(runs, RATE))
 
 
 def rates_are_chosen(runs: Sequence[Run]) -> bool:
-    """Whether rates are not what is compared: `tune`, or the user, chose one for each row."""
+    """Whether `tune` or the user chose a rate for each row, so that rates are not compared."""
     return any((run.folder.parent / TUNING).is_dir() for run in runs) or rates_differ(runs)
 
 
 def _value(key: str, run: Run) -> str:
-    """Return the file chosen in a group, or the value of a setting, or all that is below it."""
+    """Return the file chosen in a group, the value of a setting, or all settings below it."""
     return value_of(key, run.choices, run.settings)
 
 
 def _name_rows(firsts: Sequence[Run]) -> list[str]:
-    """Name each row by its first run: the attention, and what was typed that others lack.
+    """Name each row by its first run: the attention, and the overrides that others lack.
 
-    Rows of equal names get the settings that differ, as few as will do.
+    Rows with equal names also get the settings that differ, as few as possible.
     """
     typed = dict.fromkeys(key for run in firsts for key in read_typed(run.overrides))
     if rates_are_chosen(firsts):
         typed.pop(RATE, None)
-    told = {key for key in typed if len({_value(key, run) for run in firsts}) > 1}
-    names = [run.name or _name_row(run, told, firsts) for run in firsts]
+    varied = {key for key in typed if len({_value(key, run) for run in firsts}) > 1}
+    names = [run.name or _name_row(run, varied, firsts) for run in firsts]
     table = _tabulate(firsts).to_dict("records")
     for name in [name for name, count in Counter(names).items() if count > 1]:
         rows = {i: table[i] for i, other in enumerate(names) if other == name}
-        keys = _tell_apart([*rows.values()])
+        keys = _pick_settings([*rows.values()])
         for i, row in rows.items():
             names[i] = " ".join([name, *(_word(key, row[key]) for key in keys)])
     return names
 
 
-def _tell_apart(rows: Sequence[Mapping[Any, str]]) -> list[str]:
-    """Return the settings that tell the rows apart, as few as a greedy search finds."""
+def _pick_settings(rows: Sequence[Mapping[Any, str]]) -> list[str]:
+    """Return the settings that distinguish the rows, as few as a greedy search finds."""
 
     def count(*keys: str) -> int:
         return len({tuple(row[key] for key in keys) for row in rows})
 
-    keys = sorted(rows[0], key=lambda key: key in (RATE, WIDTH))  # chosen, for another difference
+    keys = sorted(rows[0], key=lambda key: key in (RATE, WIDTH))  # last, as other settings set them
     chosen: list[str] = []
     while count(*chosen) < len(rows):
         chosen.append(max(keys, key=lambda key: count(*chosen, key)))
     return chosen
 
 
-def _name_row(run: Run, told: Collection[str], firsts: Sequence[Run]) -> str:
+def _name_row(run: Run, varied: Collection[str], firsts: Sequence[Run]) -> str:
     """Return `gqa`, `gqa attn.num_kv_heads=1` or `mha part=[gate] model.dropout=0.1`."""
     typed = read_typed(run.overrides)
     if not typed:
         return run.variant
     head = next((key for key in ("recipe", "pattern") if key in typed), "attn")
     first = run.choices.get("attn", run.variant) if head == "attn" else _word(head, typed[head])
-    keys = [key for key in typed if key in told and key not in ("attn", head)]
-    keys = [key for key in keys if _value(key, run) != _default(key, run, told, firsts)]
+    keys = [key for key in typed if key in varied and key not in ("attn", head)]
+    keys = [key for key in keys if _value(key, run) != _default(key, run, varied, firsts)]
     order = {group: i for i, group in enumerate(ATTENTION)}
     keys.sort(key=lambda key: order.get(key.partition(".")[0], len(order)))
     return " ".join([first, *(_word(key, typed[key]) for key in keys)])
 
 
-def _default(key: str, run: Run, told: Collection[str], firsts: Sequence[Run]) -> str | None:
+def _default(key: str, run: Run, varied: Collection[str], firsts: Sequence[Run]) -> str | None:
     """Return the value that the run would have if the setting had not been typed."""
-    rest = leave_out(key, run.overrides, run.choices, told)
+    rest = leave_out(key, run.overrides, run.choices, varied)
     if key.partition(".")[0] not in ATTENTION or "." not in key:
-        for other in (one for one in firsts if one.overrides):  # one that leaves it out shows it
-            alike = leave_out(key, other.overrides, other.choices, told) == rest
+        for other in (one for one in firsts if one.overrides):  # a run without the override
+            alike = leave_out(key, other.overrides, other.choices, varied) == rest
             if alike and key not in read_typed(other.overrides):
                 return _value(key, other)
     return find_default(key, rest, run.choices)

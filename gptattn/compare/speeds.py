@@ -1,4 +1,4 @@
-"""Compares how fast rows train, by the rounds of `speed.json`, and says what is not compared."""
+"""Compares training speeds by the rounds in `speed.json`, and says what cannot be compared."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from gptattn.compare.statistics import Estimate, critical_t
 from gptattn.runs.metrics import MEASURED, MEMORY, SPEED_RATIO
 from gptattn.runs.speeds import Measured
 
-HALF_WIDTH = 0.03  # of a ratio's interval: narrow enough
+HALF_WIDTH = 0.03  # of a ratio's interval that is narrow enough
 
 
 def compare_rounds(base: Sequence[float], own: Sequence[float], comparisons: int) -> Estimate:
     """Return the ratio of speeds, from the seconds of both in each round.
 
-    It is the 20% trimmed mean of the logarithms of the rounds' ratios, as other work comes in
-    bursts; the interval is Yuen's (1974, Biometrika 61, 165-170), Bonferroni-corrected.
+    It is the 20% trimmed mean of the rounds' log ratios, because other work comes in bursts. The
+    interval is Yuen's (1974, Biometrika 61, 165-170), with a Bonferroni correction.
     """
     logs = np.sort(np.log(np.asarray(base) / np.asarray(own)))
     kept = logs[len(logs) // 5 : len(logs) - len(logs) // 5]
@@ -29,25 +29,25 @@ def compare_rounds(base: Sequence[float], own: Sequence[float], comparisons: int
 
 
 def are_narrow(seconds: Mapping[str, Sequence[float]], baseline: str) -> bool:
-    """Whether the interval of each ratio to the baseline is within 3% of it."""
+    """Whether each ratio's interval is within 3% of the ratio to the baseline."""
     others = [own for name, own in seconds.items() if name != baseline]
     ratios = [compare_rounds(seconds[baseline], own, len(others)) for own in others]
     return all(one.interval and one.interval[1] <= one.mean * (1 + HALF_WIDTH) for one in ratios)
 
 
 def list_measured(runs: Sequence[Run]) -> Sequence[Measured]:
-    """Return the measurements of a row, the newest last: of any of its runs, which are alike."""
+    """Return a row's measurements, the newest last, from any of its runs, which share them."""
     return next((run.speeds for run in runs if run.speeds), ())
 
 
 def compare_speeds(
     groups: Mapping[str, Sequence[Run]], baseline: str, metrics: Mapping[str, dict[str, Estimate]]
 ) -> list[str]:
-    """Put the rows' speeds and ratios into their `metrics`; remove what cannot be compared.
+    """Put the rows' speeds and ratios into `metrics`, and remove what cannot be compared.
 
-    A row has a ratio, and speeds, if it took turns with the baseline where that was last measured;
-    its speeds are on the scale of the baseline's newest. Peaks of memory are of equal threads.
-    Return how speeds were measured, and why figures are missing.
+    A row gets a ratio and speeds if it took turns with the baseline on the machine where the
+    baseline was last measured; its speeds are scaled to the baseline's newest. Peaks of memory need
+    equal threads. Return how speeds were measured, and why figures are missing.
     """
     runs = [run for own in groups.values() for run in own]
     places = {tuple(run.environment.get(key) for key in ("device", "threads")) for run in runs}
@@ -55,7 +55,7 @@ def compare_speeds(
     if (shared := any(run.shared for run in runs)) or len(places) > 1:
         for own in metrics.values():
             own.pop(MEMORY, None)
-        why = "shared the machine" if shared else "differ in machine or threads"
+        why = "shared the machine" if shared else "used different machines or threads"
         notes.append(f"no peak MB: the runs {why}")
     bases = {one.session.made: one for one in list_measured(groups[baseline])}
     pairs: dict[str, tuple[Measured, Measured]] = {}
@@ -81,8 +81,8 @@ def compare_speeds(
             metrics[name].pop(metric, None)
     if lacking:
         apart = {own[-1].place for name in lacking if (own := list_measured(groups[name]))}
-        why = f", measured apart ({'; '.join(sorted(apart))})" if apart else ""
+        why = f", measured separately ({'; '.join(sorted(apart))})" if apart else ""
         folders = shlex.join(sorted({str(run.folder.parent) for run in runs}))
-        how = f"{command('compare')} {folders} speed=true measures them in turns"
-        notes.append(f"no speed of {', '.join(lacking)}{why}; {how}")
+        how = f"to measure them in turns: {command('compare')} {folders} speed=true"
+        notes.append(f"no speed for {', '.join(lacking)}{why}; {how}")
     return notes

@@ -1,14 +1,12 @@
-"""The report's statistics over seeds: first functions of arrays, then of runs, paired by seed.
+"""The report's statistics over seeds: functions of arrays, then of runs paired by seed.
 
 One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
 the comparisons of a family. The interval shown is the corrected one, so a difference is stated
-exactly when its interval excludes 0. If the spread over the first seeds decided how many there are,
-`first` is their number, and the deviation and its degrees of freedom come from them alone, so that
-the confidence is as stated whatever the deviation. Source: Stein 1945, Annals of Mathematical
-Statistics 16, 243-258.
+exactly when its interval excludes 0. If the spread over the first seeds decided how many to run,
+`first` is their number. The deviation and its degrees of freedom then come from those seeds alone,
+so that the confidence is as stated. Source: Stein 1945, Ann. Math. Statist. 16, 243-258.
 
-scipy is imported inside the functions: the import takes half a second, and a mistake on the command
-line should be reported before that.
+Functions import scipy, which takes half a second, so that mistakes in a command are reported first.
 """
 
 import math
@@ -31,7 +29,7 @@ ALPHA = 0.05
 POWER = 0.8
 SEEDS_CAP = 1_000
 CHI_PARTS = 200  # quantiles of equal probability; they make the power accurate to 0.001
-# Differences within this range, in nats, count as equal: losses have float32 precision.
+# Differences within this range, in nats, are equal: losses have float32 precision.
 RESOLUTION = 1e-6
 
 
@@ -40,8 +38,8 @@ def t_interval(
 ) -> Interval | None:
     """Return Student's interval for the mean of `values` [n]; None for n < 2.
 
-    The confidence is 95% over all comparisons together. With `first`, it is Stein's: the first
-    stage's values come first.
+    The confidence is 95% over all comparisons together. With `first`, the interval is Stein's, and
+    the values of the first stage come first.
     """
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
@@ -51,7 +49,7 @@ def t_interval(
 
 
 def deviation(values: ArrayLike, first: int | None = None) -> float:
-    """Return the standard deviation of `values` [n], or of the first stage's."""
+    """Return the standard deviation of `values` [n], or of the first `first` of them."""
     return float(np.asarray(values, dtype=np.float64)[:first].std(ddof=1))
 
 
@@ -100,22 +98,22 @@ def _deviations(n: int) -> Array:
 
 
 def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> int | None:
-    """Return the fewest seeds that show `difference` with 80% power, if it is the true one.
+    """Return the fewest seeds that show a true `difference` with 80% power; None above SEEDS_CAP.
 
-    `deviation` is the standard deviation of the paired differences, above 0. Return None for more
-    than SEEDS_CAP.
+    `deviation` is the standard deviation of the paired differences, above 0.
     """
     effect = difference / deviation
-    able = range(2, SEEDS_CAP + 1)
-    i = bisect_left(able, POWER, key=lambda n: power(effect, n, comparisons))
-    return able[i] if i < len(able) else None
+    counts = range(2, SEEDS_CAP + 1)
+    i = bisect_left(counts, POWER, key=lambda n: power(effect, n, comparisons))
+    return counts[i] if i < len(counts) else None
 
 
 def stein_seeds(deviation: float, half_width: float, first: int, comparisons: int = 1) -> int:
     """Return how many seeds an interval of the mean +- `half_width` needs, by Stein's two stages.
 
-    `deviation` is that of the paired differences over the `first` >= 2 seeds of the first stage,
-    which count: the answer is never below `first`. The interval is `t_interval`'s with `first`.
+    `deviation` is the standard deviation of the paired differences over the first stage's `first`
+    seeds, at least 2. These count, so the answer is never below `first`. The interval is
+    `t_interval`'s with `first`.
     Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
     """
     return max(first, math.ceil((critical_t(first, comparisons) * deviation / half_width) ** 2))
@@ -151,8 +149,8 @@ def estimate(values: ArrayLike) -> Estimate:
 class Difference:
     """A variant's validation loss minus the baseline's, in nats, over the seeds that both have.
 
-    Interval and p are corrected for `comparisons`. Both are None if the differences have no
-    spread: there is a single one, or all are equal.
+    Interval and p are corrected for `comparisons`. Both are None if the differences have no spread,
+    because there is only one or all are equal.
     """
 
     variant: str
@@ -164,8 +162,8 @@ class Difference:
     p: float | None  # two-sided, at most 1
     comparisons: int
     seeds_needed: int | None  # for 80% power at this mean; None: more than 1,000, or no spread
-    first: int | None = None  # of the n, the first stage of `sweep.until`; None: no second stage
-    asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
+    first: int | None = None  # seeds in the first stage of `sweep.until`; None: no second stage
+    asked: float | None = None  # half-width that `sweep.until` asks for, nats
 
     @property
     def shown(self) -> bool:
@@ -175,10 +173,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Paired:
-    """Values at the seeds that several groups have in common.
+    """Values at the seeds that several groups share.
 
-    `first`: how many of these, at the start, belong to the first stage of `sweep.until`; None: no
-    spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
+    `first`: how many of these seeds, at the start, are the first stage of `sweep.until`; None: the
+    number of seeds did not depend on results. `asked`: the half-width that it asks for.
     """
 
     values: Array  # [groups, n]
@@ -187,7 +185,7 @@ class Paired:
 
 
 def pair_by_seed(groups: Sequence[Sequence[Run]]) -> Paired:
-    """Return each group's losses at the seeds common to all, [groups, n]."""
+    """Return each group's losses at the seeds that all share, [groups, n]."""
     found = [{run.seed: run.metrics[LOSS] for run in runs} for runs in groups]
     stage = _stage(groups)
     first = {*stage.first} if stage else set[int]()
@@ -195,21 +193,21 @@ def pair_by_seed(groups: Sequence[Sequence[Run]]) -> Paired:
     seeds = sorted(common, key=lambda seed: (seed not in first, seed))
     values = np.array([[values[seed] for seed in seeds] for values in found])
     count = len(common & first)
-    # A single seed of the first stage gives no deviation.
-    asked = stage.half_width if stage else None
-    return Paired(values, count if 1 < count < len(common) else None, asked)
+    # One seed of the first stage gives no deviation.
+    half_width = stage.half_width if stage else None
+    return Paired(values, count if 1 < count < len(common) else None, half_width)
 
 
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
-    """Return the first stage of `sweep.until`, if all of these runs began with the same seeds.
+    """Return the first stage of `sweep.until` if all of these runs began with the same seeds.
 
-    If several widths were asked for, the smallest counts.
+    If they ask for several widths, the smallest counts.
     """
     stages = {run.stage for runs in groups for run in runs}
-    known = [stage for stage in stages if stage is not None]
-    if len(known) < len(stages) or len({stage.first for stage in known}) != 1:
+    found_stages = [stage for stage in stages if stage is not None]
+    if len(found_stages) < len(stages) or len({stage.first for stage in found_stages}) != 1:
         return None
-    return min(known, key=lambda stage: stage.half_width)
+    return min(found_stages, key=lambda stage: stage.half_width)
 
 
 def compare_family(
@@ -218,10 +216,10 @@ def compare_family(
     names: Sequence[str],
     comparisons: int | None = None,
 ) -> dict[str, Difference]:
-    """Return the difference of each named group to the reference, by name.
+    """Return the difference of each named group from the reference, by name.
 
-    Groups without a seed in common with it are left out. The correction is over `comparisons`; by
-    default, those with two or more seeds.
+    Groups that share no seed with it are left out. The correction is over `comparisons`, by default
+    those with two or more seeds.
     """
     family = {name: pair_by_seed([groups[reference], groups[name]]) for name in names}
     family = {name: pair for name, pair in family.items() if pair.values.size}
@@ -230,10 +228,10 @@ def compare_family(
 
 
 def compare_interactions(pairs: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -> list[Difference]:
-    """Return what the last of each four groups has beyond the sum: (d - a) - (b - a) - (c - a).
+    """Return by how much both parts differ from their sum: (d - a) - (b - a) - (c - a).
 
-    Groups are a, b, c and d, paired by seed; those without a common seed are left out. The
-    correction is over those with two or more.
+    Each four groups a, b, c, d (neither, first, second, both) are paired by seed, and left out if
+    they share none. The correction is over the fours that share two seeds or more.
     """
     family = [(name, pair_by_seed(groups)) for name, groups in pairs]
     family = [(name, pair) for name, pair in family if pair.values.size]

@@ -1,4 +1,4 @@
-"""Makes the tables, cells of text with their words, for terminal, Markdown, CSV and page."""
+"""Makes the tables, cells of text plus sentences, for terminal, Markdown, CSV and page."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ from gptattn.runs.metrics import (
     list_slices,
 )
 
-# Heading, metric and the format of its mean, of those beside the loss.
+# Heading, metric and the format of its mean, for all metrics but the loss.
 COLUMNS = [(shown[0], metric, shown[1]) for metric, shown in REPORTED.items() if shown][1:]
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
@@ -64,7 +64,7 @@ DISPENSABLE = (
 
 @dataclass(frozen=True)
 class Table:
-    """Cells, heading row first, with a title, a caption and what they show in words."""
+    """Cells, heading row first, with a title, a caption, verdicts in words, and notes."""
 
     title: str
     cells: Sequence[Sequence[str]]
@@ -73,7 +73,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def print(self, console: Console) -> None:
-        """Print it and its words; DISPENSABLE columns that do not fit are left out, and named."""
+        """Print it and its words; drop and name the DISPENSABLE columns that do not fit."""
         columns = list(zip(*self.cells, strict=True))
         slices = [heading for heading in self.cells[0] if heading.startswith("at ")]
         for heading in (*DISPENSABLE, *reversed(slices)):
@@ -93,20 +93,20 @@ class Table:
         name, *figures = (Text(heading) for heading, *_ in columns)
         shown.add_column(name, overflow="fold", max_width=NAME_WIDTH)
         for heading in figures:
-            # A long name may wrap, but not a figure: part of it would read as another figure.
+            # A name can wrap, but not a figure: part of it would read as another figure.
             shown.add_column(heading, justify="right", no_wrap=True, overflow="fold")
         for row in list(zip(*columns, strict=True))[1:]:
             shown.add_row(*map(Text, row))
         console.print(shown)
         fitting = {column[0] for column in columns}
         out = ", ".join(heading for heading in self.cells[0] if heading not in fitting)
-        wider = [f"not shown at this width, but in the report's files: {out}"] if out else []
+        wider = [f"hidden at this width, but in the report's files: {out}"] if out else []
         for line in [*wider, *self.words, *self.notes]:
             console.print(f"- {line}", markup=False)
         console.print()
 
     def to_markdown(self) -> str:
-        """Return the cells as Markdown, without title and words."""
+        """Return the cells as Markdown, without the title and words."""
         heading, *body = ([_escape(cell) for cell in row] for row in self.cells)
         rule = ["---", *["---:"] * (len(heading) - 1)]
         return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *body])
@@ -118,22 +118,22 @@ class Table:
 
 
 def _escape(cell: str) -> str:
-    """Escape what could end a cell or begin an HTML tag."""
+    """Escape characters that could end a cell or begin an HTML tag."""
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def report_rows(section: Section) -> list[list[str]]:
     """Return the cells of the report's table, heading row first.
 
-    If each variant has its own learning rate, that is a column; metrics of other kinds of data are
-    not.
+    If each variant has its own learning rate, `lr` is a column. Metrics that exist only for other
+    kinds of data are left out.
     """
     rates = rates_differ([row.runs[0] for row in section.rows])
-    known = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
-    columns = [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
-    slices = list_slices(known)
+    recorded = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
+    columns = [column for column in COLUMNS if column[1] in recorded or column[1] not in OF_DATA]
+    slices = list_slices(recorded)
     columns[1:1] = [(f"at {one.removeprefix(SLICE)}", one, "{:.4f}".format) for one in slices]
-    others = (metric for metric in known if metric not in {*REPORTED, *slices})
+    others = (metric for metric in recorded if metric not in {*REPORTED, *slices})
     columns += [(metric, metric, "{:.4g}".format) for metric in others]
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
@@ -160,7 +160,7 @@ def _cost_cell(row: Row, metric: str, form: Callable[[float], str]) -> str:
 
 
 def mean_cell(estimate: Estimate | None, form: Callable[[float], str] = "{:.4f}".format) -> str:
-    """Return the mean with half of the interval's width, `2.0150 ± 0.0158`."""
+    """Return the mean ± half of its interval's width: `2.0150 ± 0.0158`."""
     if estimate is None:
         return MISSING
     if estimate.interval is None:
@@ -170,7 +170,7 @@ def mean_cell(estimate: Estimate | None, form: Callable[[float], str] = "{:.4f}"
 
 
 def difference_cells(d: Difference | None) -> list[str]:
-    """Return a difference, its interval and its p, as cells."""
+    """Return a difference, its interval and its p as cells."""
     if d is None:
         return [MISSING] * 3
     if d.interval is None or d.p is None:
@@ -181,7 +181,7 @@ def difference_cells(d: Difference | None) -> list[str]:
 
 
 def section_table(section: Section, title: str = "") -> Table:
-    """Return the section's table, with what its runs show in words."""
+    """Return the section's table with the verdicts in words."""
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
     caption = (
@@ -189,7 +189,7 @@ def section_table(section: Section, title: str = "") -> Table:
         f"vs {section.baseline}: paired difference by seed{corrected}"
     )
     if section.interactions:
-        caption += "; beyond the sum: paired too, corrected for the number of such rows"
+        caption += "; beyond the sum: also paired, corrected for the number of such rows"
     notes = [*verdicts.match_words(section), *verdicts.seed_notes(section)]
     notes += [*verdicts.length_notes(section), *section.notes]
     cells = report_rows(section)
@@ -197,7 +197,7 @@ def section_table(section: Section, title: str = "") -> Table:
 
 
 def evaluation_tables(section: Section) -> list[Table]:
-    """Return the tables of the section's evaluations: up to three."""
+    """Return up to three tables of the section's evaluations: positions, caches and tasks."""
     positions, caches = position_losses(section), cache_costs(section)
     tables = [_position_table(positions), _cache_table(caches), _task_table(section)]
     return [table for table in tables if len(table.cells) > 1]
@@ -216,7 +216,7 @@ def _position_table(losses: Sequence[PositionLoss]) -> Table:
     cells = [["variant", *table.columns], *table.reset_index().to_numpy().tolist()]
     caption = (
         "Mean loss in nats over whole windows of this length, ± half of its 95% interval over "
-        "seeds, and the same beyond the trained length. Each length has other windows of the text."
+        "seeds, and the same beyond the trained length. Each length splits the text differently."
     )
     return Table("Loss by length of context", cells, caption)
 
@@ -229,8 +229,8 @@ def _cache_table(costs: Sequence[CacheCost]) -> Table:
         figures = [str(one.loss.n), f"{size:,.6g}", f"{of_full:.1%}", mean_cell(one.loss)]
         cells.append([one.variant, one.cache, *figures, mean_cell(one.change, CHANGE)])
     caption = (
-        "The same weights decoded through cheaper caches, and the change from the same run's full "
-        "cache, in float32; ± half of the 95% interval over seeds."
+        "The same weights decoded through cheaper caches in float32, and the change from the same "
+        "run's full cache; ± half of the 95% interval over seeds."
     )
     return Table("Loss by cache", cells, caption)
 
@@ -260,13 +260,13 @@ def _task_table(section: Section) -> Table:
     caption = (
         "Scores by lm-evaluation-harness: means over n seeds, with the mean standard error over "
         f"items. vs {section.baseline}: mean difference on the same items, ± half of its 95% "
-        "interval over items, which says nothing about other seeds."
+        "interval over items, not over seeds."
     )
     return Table("Scores on tasks", cells, caption)
 
 
 class Report(Comparison):
-    """A comparison that prints as the command does, and is a table in a notebook."""
+    """A comparison that prints like the command does and shows as tables in a notebook."""
 
     def __repr__(self) -> str:
         console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False)
@@ -287,7 +287,7 @@ def load_comparison(
 ) -> Report:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
-    `gptattn.compare` calls it. It takes the command's arguments. Raises DataError without a
+    `gptattn.compare` calls it with the command's arguments. Raises DataError if there is no
     finished run, ConfigError for an unknown baseline, setting or metric.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]
@@ -299,12 +299,12 @@ def load_comparison(
 def load_runs(*folders: str | Path) -> DataFrame:
     """Return a pandas DataFrame with one row per finished run at or below the folders.
 
-    Its columns are folder, variant, seed, budget, steps and code; then the run's metrics under the
-    names they have in its record (`val/loss`, `cost/params`), those measured of its variant as a
-    report has them (`speed/tokens_per_s`, `speed/ratio` to the baseline with its interval in
-    `speed/ratio low` and `high`), and its settings (`model.d_model`, as text). Missing values are
-    NaN. `attrs["skipped"]` has a line per folder that was skipped. Raises DataError if a path is no
-    folder or no finished run is found.
+    Its columns are folder, variant, seed, budget, steps and code; then the run's metrics, named as
+    in its record (`val/loss`, `cost/params`), the speeds of its variant, as in a report
+    (`speed/tokens_per_s`, and `speed/ratio` to the baseline with its interval in `speed/ratio low`
+    and `high`), and its settings (`model.d_model`, as text). Missing values are NaN.
+    `attrs["skipped"]` has a line per skipped folder. Raises DataError if a path is not a folder or
+    no finished run is found.
     """
     runs, skipped = read_runs(folders)
     compared = compare(runs)
@@ -341,13 +341,13 @@ def _whole(comparison: Comparison) -> str:
 
 
 def warning_lines(comparison: Comparison) -> list[str]:
-    """Return the warnings of all sections and of the whole, each once."""
+    """Return the warnings of all sections and of the whole comparison, without repeats."""
     lines = [line for section in comparison.sections for line in section.warnings]
     return list(dict.fromkeys([*lines, *comparison.warnings]))
 
 
 def print_tables(comparison: Comparison, console: Console) -> None:
-    """Print each table with its words."""
+    """Print each table with its verdicts and notes."""
     if len(comparison.sections) > 1:
         console.print(f"{_whole(comparison)}\n", markup=False)
     for table in all_tables(comparison):

@@ -1,7 +1,7 @@
-"""The attention track: runs of `experiment=track` beside the shipped entries, as one table.
+"""The attention track: one table of `experiment=track` runs and the shipped entries.
 
-The file reads downwards: an entry, from runs or from a file in benchmarks/track; the rows with
-their verdicts; the table. `effective_compute.py` has the statistics, `plots.py` the figure.
+The file reads downwards: entries from runs or from files in benchmarks/track, rows with their
+verdicts, then the table. `effective_compute.py` has the statistics, `plots.py` the figure.
 """
 
 import math
@@ -41,38 +41,38 @@ BASELINE_SEEDS = range(1, 21)
 MIN_BUDGETS = 3  # of the baseline, with 2 seeds or more
 TRAIN_BASELINE = (
     "train the baseline with experiment=track_baseline, then experiment=track attn=mha "
-    "'seed=range(1,21)', or as experiment=track_gate says"
+    "'seed=range(1,21)', or follow the comments of experiment=track_gate"
 )
-# Of an entry: at first, with the second stage, and at the gate.
+# Of an entry: in the first stage, with the second stage, and at the gate.
 SEEDS = (range(21, 24), range(21, 29), range(31, 39))
-CONTEXTS = (256, 8_192)  # tokens for which the cache is given
+CONTEXTS = (256, 8_192)  # tokens at which the table gives the cache
 POINTS = 100  # of a curve
-# What a fingerprint cannot see, since it trains a narrow model on another text.
+# Settings that a fingerprint does not test: it trains a narrow model on another text.
 FACTS = (
     *("model.num_layers", "model.d_model", "model.context_length", "batch_size", "match"),
     *("trainer.precision", "text", "device"),
 )
 Ratio = tuple[float, Interval]
-OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry may set
+OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry can set
 Given = TypeVar("Given", bound="HeldEntry")
 # The bytes of a run's cache at each length: `runs.load.count_caches`, which imports torch.
 CountCaches = Callable[[Path, Sequence[int]], list[int] | None]
 
 
 class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Results of an attention, held by hashes of the code or, once shipped, by a fingerprint."""
+    """Results of an attention, tied to hashes of the code or, once shipped, to a fingerprint."""
 
     name: str  # the overrides that make it
-    # Module -> hash, of those that the result depends on: what holds an entry of one's own.
+    # Module -> hash of each module that the result depends on; {} for a shipped entry.
     code: dict[str, str] = {}
-    # By `training.fingerprint`, with the code that made the results: what holds a shipped entry.
+    # By `training.fingerprint`, with the code that made the results; [] until the entry is shipped.
     fingerprint: list[float] = []
     version: int = 1  # of its mathematics
-    stale: bool = False  # made by an earlier version
+    stale: bool = False  # whether an earlier version made it
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it is held by a fingerprint, not by hashes of the code."""
+        """Whether it has a fingerprint instead of hashes of the code."""
         return bool(self.fingerprint)
 
     @property
@@ -82,28 +82,28 @@ class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [first if "=" in first else f"attn={first}", *others]
 
     def list_overrides(self, experiment: str) -> list[str]:
-        """Return what to type, in the experiment of this name, for its fingerprint."""
+        """Return the overrides that compute its fingerprint in this experiment."""
         return [f"experiment={experiment}", *self.typed]
 
 
 class Entry(HeldEntry, frozen=True, omit_defaults=True):
-    """An attention in the track's regime, trained for so many steps."""
+    """An attention trained for `steps` steps with the track's settings."""
 
     name: str  # the overrides that make it
     steps: int
     losses: dict[int, float]  # seed -> bits per byte of the held-out text
-    flops: float  # of the whole training
+    flops: float  # of all training
     params: int
     caches: list[int] | None  # bytes of one row in half precision, at CONTEXTS; None: no cache
     rate: float
-    # The settings that all entries share. Of a shipped one, those of FACTS alone: the fingerprint
-    # holds the others.
+    # The settings that all entries share. Shipped entries have only those in FACTS: the fingerprint
+    # tests the others.
     regime: dict[str, str]
-    # (step, training loss in nats) of one of the runs: the log of a record, read by people alone.
+    # (step, training loss in nats) of one of the runs; only people read it.
     curve: list[tuple[int, float]] = msgspec.field(default_factory=list)
-    # By scripts/track_speeds.py: in each round, its training tokens/s over the baseline's.
+    # Its training tokens/s over the baseline's, per round, by scripts/track_speeds.py.
     speeds: list[float] = msgspec.field(default_factory=list)
-    machine: str = ""  # that measured them
+    machine: str = ""  # where they were measured
 
     @property
     def loss(self) -> float:
@@ -121,7 +121,7 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
 
 
 def read_entries(runs: Sequence[Run], count_caches: CountCaches) -> list[Entry]:
-    """Return the entries that the runs make, the newest first; those of one have its steps."""
+    """Return the entries that the runs make, one per name and number of steps, the newest first."""
 
     def key(name: str, run: Run) -> tuple[bool, int]:
         return name == BASELINE and run.seed in BASELINE_SEEDS, run.steps
@@ -135,7 +135,7 @@ def read_entries(runs: Sequence[Run], count_caches: CountCaches) -> list[Entry]:
 def group_runs(
     runs: Sequence[Run], key: Callable[[str, Run], Any] = lambda name, run: None
 ) -> list[tuple[str, list[Run]]]:
-    """Return runs of the same attention, settings, code and `key`, by name, the newest first."""
+    """Group runs of the same attention, settings, code and `key`, by name, the newest first."""
     groups: dict[Any, list[Run]] = {}
     for run in sorted(runs, key=lambda run: -run.finished):
         name = name_entry(run.overrides)
@@ -145,11 +145,11 @@ def group_runs(
 
 
 def name_entry(typed: Sequence[str]) -> str:
-    """Return the overrides that make the attention, in whatever order they were typed."""
-    found = [(one.lstrip("+").replace(" ", ""), m) for one in typed if (m := OWN.match(one))]
+    """Return the overrides that make the attention, in an order that does not depend on typing."""
+    matches = [(one.lstrip("+").replace(" ", ""), m) for one in typed if (m := OWN.match(one))]
     # attn=gqa comes before attn.window=64.
     own = sorted(
-        (ATTENTION.index(match[1]), one[len(match[1])] == ".", one) for one, match in found
+        (ATTENTION.index(match[1]), one[len(match[1])] == ".", one) for one, match in matches
     )
     words = [one.removeprefix("attn=") for _, _, one in own]
     layers = tuple(f"{kind}=" for kind in ATTENTION[:4])
@@ -178,13 +178,13 @@ def _make_entry(name: str, runs: Sequence[Run], caches: list[int] | None) -> Ent
 
 
 def list_regime(settings: Mapping[str, str]) -> dict[str, str]:
-    """Select from a run's settings those that all entries share."""
+    """Return those of a run's settings that all entries share."""
     own = (RATE, WIDTH, "budget")
     return {k: v for k, v in settings.items() if k not in own and not OWN.match(k)}
 
 
 def read_shipped(folder: Path, kind: type[Given]) -> list[Given]:
-    """Return the entries in a folder of JSON files. Raises DataError for one that is damaged."""
+    """Return the entries in a folder of JSON files. Raises DataError for a damaged file."""
     found: list[Given] = []
     for file in sorted(folder.glob("*.json")):
         try:
@@ -195,7 +195,7 @@ def read_shipped(folder: Path, kind: type[Given]) -> list[Given]:
 
 
 def ship(entry: Given, fingerprint: Sequence[float], shipped: Iterable[Given]) -> Given:
-    """Return an entry of one's own as it is shipped, in place of one of these."""
+    """Return a user's entry in its shipped form, to replace one of `shipped`."""
     version = max((one.version for one in shipped if one.name == entry.name), default=1)
     return msgspec.structs.replace(
         entry, code={}, fingerprint=[*fingerprint], version=version, stale=False
@@ -203,10 +203,10 @@ def ship(entry: Given, fingerprint: Sequence[float], shipped: Iterable[Given]) -
 
 
 def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
-    """Write a file for each name, with all of its entries. Raises DiskError."""
+    """Write a file per name with all of its entries. Raises DiskError."""
     named: dict[str, list[HeldEntry]] = {}
     for entry in entries:
-        if isinstance(entry, Entry):  # its fingerprint holds the other settings
+        if isinstance(entry, Entry):  # its fingerprint tests the other settings
             facts = {key: value for key, value in entry.regime.items() if key in FACTS}
             entry = msgspec.structs.replace(entry, regime=facts)
         named.setdefault(re.sub(r"[^\w.-]+", "_", entry.name).strip("_"), []).append(entry)
@@ -216,21 +216,21 @@ def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """An entry beside the baseline."""
+    """An entry compared with the baseline."""
 
     entry: Entry
     difference: float  # bits per byte
     interval: Interval
-    spread: Spread  # its own, or the one that it shares with other rows
+    spread: Spread  # its own, or shared with other rows
     effective: Effective
     p: float  # of the effective compute, corrected
     verdict: str
-    time: Ratio | None  # as `effective`, in seconds on one machine; None: not known
+    time: Ratio | None  # like `effective`, in seconds on one machine; None: unknown
 
 
 @dataclass(frozen=True)
 class Track:
-    """The table: rows by effective compute, and what was left out, by name."""
+    """The table: rows by effective compute, and the entries left out."""
 
     baseline: Mapping[int, Entry]  # by steps
     rows: Sequence[Row]
@@ -238,16 +238,16 @@ class Track:
 
     @property
     def entries(self) -> list[Entry]:
-        """What the table shows."""
+        """The entries that the table shows."""
         return [*self.baseline.values(), *(row.entry for row in self.rows)]
 
     @property
     def budgets(self) -> list[int]:
-        """The steps of the rows; of the baseline, if there are none."""
+        """The steps of the rows; without rows, of the baseline."""
         return sorted({row.entry.steps for row in self.rows} or self.baseline)
 
     def label(self, entry: Entry) -> str:
-        """Return a row's name, with its steps where rows differ in them."""
+        """Return a row's name, with its steps if rows differ in them."""
         several = len(self.budgets) > 1
         placebo = entry.name == BASELINE and not entry.is_baseline
         return entry.name + " (placebo)" * placebo + f" after {entry.steps:,} steps" * several
@@ -258,21 +258,21 @@ def make_track(
     shipped: Sequence[Entry] = (),
     holds: Callable[[Entry], bool] = lambda entry: True,
 ) -> Track:
-    """Return the table of these entries and the shipped ones, as far as they can be compared.
+    """Return the table of the user's own entries and the shipped ones that can be compared.
 
-    The baseline decides that: the newest of one's own, with the budgets that are like it, shipped
-    ones too; if these are too few, an older one, or the shipped one. Own entries come before
-    shipped ones of the same name, the newest first.
+    The baseline decides which can. It is the newest own one, with all budgets that match it,
+    shipped ones included; if these are too few, an older one or the shipped one. Own entries, the
+    newest first, come before shipped ones of the same name.
 
-    `holds`: whether the installed code gives a shipped entry its fingerprint. That is asked only
-    where entries of one's own are compared with it, which must be of the installed code. Raises
-    DataError without a baseline at enough budgets, or if its loss does not fall with them.
+    `holds`: whether the installed code gives a shipped entry its fingerprint. It is only called
+    where own entries, which must be of the installed code, are compared with it. Raises DataError
+    without a baseline at enough budgets, or if its loss does not fall with them.
     """
     entries = [*own, *(entry for entry in shipped if not entry.stale)]
     baseline = _choose_baseline([entry for entry in entries if entry.is_baseline], holds)
     compared, left_out = _choose_entries(entries, baseline, holds)
     if stale := dict.fromkeys(entry.name for entry in shipped if entry.stale):
-        left_out["stale, made by other mathematics"] = [*stale]
+        left_out["stale: its mathematics has changed since"] = [*stale]
     steps = [*dict.fromkeys(entry.steps for entry in compared)]
     losses = [[*entry.losses.values()] for entry in compared]
     groups = [[*baseline[one].losses.values()] for one in steps] + losses
@@ -298,9 +298,9 @@ def make_track(
 
 
 def _choose_baseline(bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> dict[int, Entry]:
-    """Return the baseline by steps: of the first with enough budgets, those that are like it.
+    """Return the baseline by steps: the first with enough budgets, and all budgets that match it.
 
-    Of several with the same steps, the one with most seeds counts.
+    Of several with the same steps, the one with the most seeds counts.
     """
     for reference in bases:
         found: dict[int, Entry] = {}
@@ -309,7 +309,7 @@ def _choose_baseline(bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> 
                 found.setdefault(entry.steps, entry)
         if len(found) >= MIN_BUDGETS:
             return found
-    needed = f"the baseline needs {MIN_BUDGETS} budgets or more, of 2 seeds each"
+    needed = f"the baseline needs {MIN_BUDGETS} or more budgets with 2 seeds each"
     raise DataError("track", f"{needed}; {TRAIN_BASELINE}")
 
 
@@ -318,27 +318,27 @@ def _choose_entries(
 ) -> tuple[list[Entry], dict[str, list[str]]]:
     """Return the entries to compare, and the names of the others by reason."""
     left_out: dict[str, list[str]] = {}
-    known = [*baseline.values()]
-    hint = f"; {TRAIN_BASELINE}" if all(entry.is_shipped for entry in known) else ""
+    bases = [*baseline.values()]
+    hint = f"; {TRAIN_BASELINE}" if all(entry.is_shipped for entry in bases) else ""
     compared: dict[tuple[bool, str, int], Entry] = {}
-    begun: set[tuple[bool, str, int]] = set()  # own ones, of which some may still lack seeds
+    begun: set[tuple[bool, str, int]] = set()  # own entries; some may still lack seeds
     for entry in entries:
         own = not entry.is_shipped
         key = entry.is_baseline, entry.name, entry.steps
-        if entry in known or (not own and key in compared):
+        if entry in bases or (not own and key in compared):
             continue
         newer = [one for one in compared.values() if not one.is_shipped]
         if own and key in begun:
-            why = "a newer one has its name"
-        elif why := _describe_mismatch(entry, known, holds):
+            why = "a newer one has the same name"
+        elif why := _describe_mismatch(entry, bases, holds):
             why += hint if own and not entry.is_baseline else ""
         elif entry.is_baseline:
-            why = "a single seed, or another has more of them, or is newer" if own else ""
+            why = "it has one seed, or another has more seeds or is newer" if own else ""
         elif not (why := _describe_mismatch(entry, newer, holds)):
             begun.add(key)
             why = _describe_seeds(entry)
             if entry.steps not in baseline:
-                why = f"the baseline has no {entry.steps:,} steps"
+                why = f"the baseline was not trained for {entry.steps:,} steps"
         if why:
             steps = f" at {entry.steps:,} steps" if entry.is_baseline else ""
             left_out.setdefault(why, []).append(entry.name + steps)
@@ -347,24 +347,24 @@ def _choose_entries(
     return [*compared.values()], left_out
 
 
-def _describe_mismatch(entry: Entry, known: Sequence[Entry], holds: Callable[[Entry], bool]) -> str:
+def _describe_mismatch(entry: Entry, bases: Sequence[Entry], holds: Callable[[Entry], bool]) -> str:
     """Return why an entry cannot be compared with these; "" if it can."""
-    for one in known:
+    for one in bases:
         changed = sorted({k for k, _ in one.regime.items() ^ entry.regime.items()})
         if "text" in changed:
-            return "another text"
+            return "trained on another text"
         if changed:
             return f"other settings ({', '.join(changed[:3])})"
         if entry.is_shipped and one.is_shipped:
             continue
         shipped, own = (entry, one) if entry.is_shipped else (one, entry)
-        # One's own are of one code; beside a shipped entry, of the code that is installed.
-        beside = {m: hash_of(m) for m in own.code} if shipped.is_shipped else shipped.code
-        code = [m for m, digest in own.code.items() if beside.get(m, digest) != digest]
+        # Own entries must share one code; to be compared with a shipped one, the installed code.
+        expected = {m: hash_of(m) for m in own.code} if shipped.is_shipped else shipped.code
+        code = [m for m, digest in own.code.items() if expected.get(m, digest) != digest]
         if code:
             return f"other code ({', '.join(code[:3])})"
         if shipped.is_shipped and not holds(shipped):
-            return f"the code now gives {shipped.name} other losses than the shipped ones"
+            return f"{shipped.name} no longer gives the shipped losses with this code"
     return ""
 
 
@@ -373,12 +373,12 @@ def _describe_seeds(entry: Entry) -> str:
     seeds = sorted(entry.losses)
     if any(seeds == [*allowed] for allowed in SEEDS):
         return ""
-    known = ", or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
-    return f"seeds {', '.join(map(str, seeds))}; an entry has {known} (docs/track_rules.md)"
+    allowed_seeds = " or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
+    return f"has seeds {', '.join(map(str, seeds))}; an entry needs {allowed_seeds} (docs/track_rules.md)"
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
-    """The effective compute times the ratio of FLOPs per second, with the errors of both."""
+    """Return the effective compute times the ratio of FLOPs per second, with both errors."""
     interval = t_interval(np.log(entry.speeds))
     if interval is None:
         return None
@@ -402,7 +402,7 @@ HEADINGS = (
 
 
 def track_table(track: Track) -> Table:
-    """Return the table: the baseline's row, then the others, and how to read them."""
+    """Return the table: the baseline's row, the others, and notes on how to read them."""
     bases = [track.baseline[steps] for steps in track.budgets]
     lines = [(track.label(base), base, ("", "1", "", "the baseline", "1")) for base in bases]
     for row in track.rows:
@@ -420,8 +420,8 @@ def track_table(track: Track) -> Table:
     cells = [[*HEADINGS]]
     for label, entry, compared in lines:
         first = [label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
-        held = entry.caches
-        caches = ["no cache"] * len(CONTEXTS) if held is None else [f"{one:,}" for one in held]
+        nbytes = entry.caches
+        caches = ["no cache"] * len(CONTEXTS) if nbytes is None else [f"{one:,}" for one in nbytes]
         cells.append([*first, *compared, *caches, f"{entry.params:,}"])
     return Table("The attention track", cells, notes=_list_notes(track))
 
@@ -435,7 +435,7 @@ def _ratio_words(ratio: Ratio) -> str:
 
 
 def _list_notes(track: Track) -> list[str]:
-    """Return lines that say how to read the table, and what it lacks."""
+    """Return notes on how to read the table and what it lacks."""
     steps = ", ".join(
         f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"
         for one in track.baseline.values()
@@ -446,20 +446,20 @@ def _list_notes(track: Track) -> list[str]:
         return [first, *last]
     apart = [row.entry.name for row in track.rows if row.spread.degrees < len(row.entry.losses)]
     times = [
-        "time: the baseline's time to the same loss over the entry's, measured on "
+        "time: the baseline's time to the same loss divided by the entry's, measured on "
         f"{machine} by scripts/track_speeds.py; no verdict depends on it"
         for machine in dict.fromkeys(r.entry.machine for r in track.rows if r.time is not None)
     ]
     return [
         first,
-        "difference: bits per byte less the baseline's, ± half of its 95% interval",
-        "effective compute: what the baseline would need for the same loss, over what the entry "
-        "used, with its 95% interval; above and below: outside the baseline's budgets",
-        f"p: of the test that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected "
-        f"over the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track_rules.md)",
-        *([f"with a standard deviation of their own: {', '.join(apart)}"] * bool(apart)),
+        "difference: bits per byte minus the baseline's, ± half of its 95% interval",
+        "effective compute: the compute the baseline would need for the same loss, divided by the "
+        "entry's, with its 95% interval; above, below: outside the baseline's budgets",
+        f"p: tests that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected over "
+        f"the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track_rules.md)",
+        *([f"rows with their own standard deviation: {', '.join(apart)}"] * bool(apart)),
         *times,
-        f"cache: bytes of one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
-        "tokens; lr: the rate that its trials chose; * trained here, the others are shipped",
+        f"cache: bytes for one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
+        "tokens; lr: the rate that its trials chose; *: trained here (all others are shipped)",
         *last,
     ]

@@ -1,4 +1,7 @@
-"""States in words what the runs support, and no more."""
+"""Says in words what the runs show, and no more.
+
+Each sentence gives the answer first, then the numbers, then what would settle an open question.
+"""
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.differences import listed
@@ -41,72 +44,77 @@ def headline(comparison: Comparison) -> str:
 
 
 def section_words(section: Section) -> list[str]:
-    """Return a sentence per row against the baseline, and one on the best."""
+    """Return the verdict on each row against the baseline, then the one on the best row."""
     baseline, *others = section.rows
     if not others:
-        return [f"{section.baseline} is alone here: there is nothing to compare it with."]
+        return [f"Nothing to compare: {section.baseline} is the only variant here."]
     sentences = []
     for row in others:
         parts = [difference_words(row, baseline)]
         if costs := cost_words(row, baseline):
-            parts.append(f"{row.name} has {listed(costs)}")
+            parts.append(f"{row.name} has {listed(costs)}.")
         if (ratio := row.metrics.get(SPEED_RATIO)) is not None and ratio.interval is not None:
             parts.append(speed_words(ratio.mean, *ratio.interval))
-        sentences.append(f"{'; '.join(parts)}.")
-    sentences += [interaction_words(d) for d in section.interactions]
+        sentences.append(" ".join(parts))
+    max_seeds = baseline.runs[-1].max_seeds
+    sentences += [interaction_words(d, max_seeds) for d in section.interactions]
     return [*sentences, best_words(section)]
 
 
-def interaction_words(d: Difference) -> str:
-    """Say what two parts have together beyond the sum of what each has alone."""
-    start = f"{d.variant}: {signed(d.mean)} nats beyond the sum of both"
-    if d.interval is None or d.p is None:
-        return f"{start}, without a spread over seeds (n = {d.n})."
-    low, high = d.interval
-    gain = f"together they gain {'less' if d.mean > 0 else 'more'} than the sum"
-    what = gain if d.shown else "no interaction can be shown"
-    interval = f"95% interval {signed(low)} to {signed(high)}; n = {d.n}, {p_value(d.p)}"
-    return f"{start} ({interval}): {what}."
+def interaction_words(d: Difference, max_seeds: int) -> str:
+    """Return the verdict on two parts: whether together they gain more than the sum of both."""
+    if not d.shown or d.interval is None or d.p is None:
+        return unclear_words(d, max_seeds)
+    low, high = map(signed, d.interval)
+    test = f"95% interval {low} to {high}; n = {d.n}, {p_value(d.p)}"
+    gain = f"{d.variant} gains {'less' if d.mean > 0 else 'more'} than {d.baseline}"
+    return f"{gain}: {signed(d.mean)} nats beyond it ({test})."
 
 
 def difference_words(row: Row, baseline: Row) -> str:
-    """Say whether a difference is shown; if not, why, and how many seeds would show it."""
+    """Return the verdict on a row: better, worse, or why that is unclear."""
     d = row.difference
     if d is None:
-        return (
-            f"{row.name} and {baseline.name} have no seed in common: their losses are not compared"
-        )
-    none = f"no difference between {d.variant} and {d.baseline} can be shown at n = {d.n}"
-    if d.n == 1:
-        return f"{none}: a single pair ({d.mean:+.4f} nats) has no spread over seeds"
-    if d.interval is None or d.p is None:
-        return f"{none}: their losses differ by the same amount at every seed, {d.mean:+.4f} nats"
+        pair = f"{row.name} vs {baseline.name}"
+        return f"{pair} cannot be compared: they share no seed. Run both with the same seeds."
+    if not d.shown or d.interval is None or d.p is None:
+        return unclear_words(d, row.runs[-1].max_seeds)
     low, high = d.interval
-    if d.shown:
-        worse, least, most = ("worse", low, high) if d.mean > 0 else ("better", -high, -low)
-        return (
-            f"{d.variant} is {worse} than {d.baseline} by {nats(abs(d.mean))} nats (95% interval "
-            f"{nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)})"
-        )
-    none += f" (95% interval {signed(low)} to {signed(high)}, {p_value(d.p)})"
+    worse, least, most = ("worse", low, high) if d.mean > 0 else ("better", -high, -low)
+    test = f"95% interval {nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)}"
+    return f"{d.variant} is {worse} than {d.baseline} by {nats(abs(d.mean))} nats ({test})."
+
+
+def unclear_words(d: Difference, max_seeds: int) -> str:
+    """Return the verdict on a difference that is not shown, and what would settle it."""
+    pair, gap = f"{d.variant} vs {d.baseline}", f"the gap is {d.mean:+.4f} nats at"
+    if d.n == 1:
+        only = f"{gap} the only seed in common (n = 1)"
+        return f"{pair} has too few seeds to tell: {only}. Run {MIN_FOR_BEST} or more of each."
+    if d.interval is None or d.p is None:
+        same = f"{gap} every seed (n = {d.n}), so it has no spread"
+        return f"{pair} cannot be tested: {same}. Check that the seed changes the runs."
+    low, high = d.interval
+    gap = f"the gap is between {signed(low)} and {signed(high)} nats"
+    gap += f" (95% interval; n = {d.n}, {p_value(d.p)})."
+    unclear = f"{pair} is too close to tell: {gap}"
     if d.asked is None:
-        most, needed = row.runs[-1].max_seeds, d.seeds_needed
-        how = f"it is too small for {most} seeds of this budget"
-        if needed is not None and needed <= most:
-            how = f"about {needed} seeds would show it, as with 'seed=range(1,{needed + 1})'"
-        true = "if the true difference is as large as the one observed"
-        return f"{none}: {true}, {nats(abs(d.mean))} nats, {how}"
+        needed, how = d.seeds_needed, f"{max_seeds} seeds of this budget are too few to show it."
+        if needed is not None and needed <= max_seeds:
+            how = f"about {needed} seeds would show it: give 'seed=range(1,{needed + 1})'."
+        return f"{unclear} If the true gap is {nats(abs(d.mean))} nats, as observed, {how}"
     # `sweep.until` asks for an interval of this half-width.
     if high - low <= 2 * d.asked:
-        return f"{none}: if there is one, it is at most {nats(max(-low, high))} nats"
+        most = nats(max(-low, high))
+        return f"{d.variant} and {d.baseline} differ by at most {most} nats, if at all: {gap}"
     seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
-    return f"{none}: ±{d.asked:g} nats would need about {seeds:,} seeds"
+    return f"{unclear} To narrow it to ±{d.asked:g} nats takes about {seeds:,} seeds."
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
-    """Return `0.5 times the cache` and the like: costs that differ, over the baseline's.
+    """Return the costs that differ from the baseline's, such as `0.5 times the cache`.
 
-    No seed changes them.
+    They are the same at every seed.
     """
     words = []
     for metric, cost in EXACT_COSTS.items():
@@ -114,49 +122,47 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
         if value and of and abs(value / of - 1) >= 0.0005:
             words.append(f"{value / of:.3g} times the {cost}")
     if words and any(run.uncached for run in row.runs):  # a module of others
-        words.append("FLOPs as torch counts them")
+        words[-1] += " (FLOPs as torch counts them)"
     return words
 
 
 def speed_words(ratio: float, low: float, high: float) -> str:
-    """Say whether it is shown to train faster or slower than the baseline."""
-    interval = f"95% interval {low:.3f} to {high:.3f}"
+    """Return the verdict on training speed: faster or slower than the baseline, or unclear."""
     if low <= 1 <= high:
-        return f"no difference in training speed can be shown ({interval})"
+        times = f"between {low:.3f} and {high:.3f} times the tokens/s"
+        return f"Training speed is too close to tell: {times} (95% interval)."
+    interval = f"95% interval {low:.3f} to {high:.3f}"
     way = "faster" if ratio > 1 else "slower"
-    return f"it trains {way}, at {ratio:.3f} times the tokens/s ({interval})"
+    return f"Training is {way}: {ratio:.3f} times the tokens/s ({interval})."
 
 
 def best_words(section: Section) -> str:
-    """Return the sentence on the best row, or why none is named.
+    """Return the verdict on the best row, or why none is named.
 
     A best row needs MIN_FOR_BEST seeds in every row and an empty `section.alike`.
     """
     leader = next(row for row in section.rows if row.name == section.leader)
     few = [f"{row.name}: {row.n}" for row in section.rows if row.n < MIN_FOR_BEST]
-    if not few:
-        few = [
-            f"{d.variant} and {d.baseline} in common: {d.n}"
-            for d in section.rivals
-            if d.n < MIN_FOR_BEST
-        ]
+    pairs = [d for d in section.rivals if d.n < MIN_FOR_BEST]
+    few = few or [f"{d.variant} and {d.baseline} in common: {d.n}" for d in pairs]
+    unnamed = "The best variant cannot be named:"
     if few:
-        return f"Fewer than {MIN_FOR_BEST} seeds ({listed(few)}): no variant is named best."
+        how = f"Run every variant with the same {MIN_FOR_BEST} seeds or more"
+        return f"{unnamed} too few seeds ({listed(few)}). {how}."
     lowest = f"{leader.name} has the lowest mean loss, but"
     better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
     if better:
-        return (
-            f"{lowest} over the seeds in common {listed(better)} "
-            f"{'is' if len(better) == 1 else 'are'} better: no variant is named best."
-        )
+        others = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better"
+        how = "Run every variant with the same seeds"
+        return f"{unnamed} {lowest} {others} over the seeds in common. {how}."
     if section.alike:
-        return f"{lowest} cannot be told apart from {listed(section.alike)}."
+        lead = f"its lead over {listed(section.alike)} is not significant"
+        return f"The best variant is too close to tell: {lowest} {lead}."
     highest = max(d.p for d in section.rivals if d.p is not None)
     n = min(row.n for row in section.rows)
-    return (
-        f"{leader.name} is the best of the {len(section.rows)} by validation loss: lower than "
-        f"every other ({'at least ' * (n != leader.n)}n = {n}, {p_value(highest)} or less)."
-    )
+    test = f"n = {n}{' or more' * (n != leader.n)}, largest {p_value(highest)}"
+    best = f"{leader.name} is the best of {len(section.rows)} variants"
+    return f"{best}: its validation loss is lower than any other's ({test})."
 
 
 def match_words(section: Section) -> list[str]:
@@ -170,22 +176,22 @@ def match_words(section: Section) -> list[str]:
 
 
 def length_notes(section: Section) -> list[str]:
-    """Return a line on the rows that were not asked at some of the lengths in their settings."""
+    """Return a line on the rows that could not be tested at some lengths in their settings."""
     lacking = dict.fromkeys(
         row.name
         for row in section.rows
         for key, length in row.runs[0].settings.items()
         if key.startswith("validation.lengths[") and f"{SLICE}{length}" not in row.metrics
     )
-    why = "to which weights or settings are bound"
-    return [f"not asked beyond the trained length, {why}: {listed([*lacking])}"] if lacking else []
+    why = "which their weights or settings cannot exceed"
+    return [f"not tested beyond the trained length, {why}: {listed([*lacking])}"] if lacking else []
 
 
 def seed_notes(section: Section) -> list[str]:
-    """Say why there are so many seeds, where the first of them decided it."""
+    """Say how the number of seeds was decided, where `sweep.until` did."""
     stages = {row.difference.first for row in section.rows if row.difference} - {None}
     return [
-        f"The spread over the first {first} seeds set how many more were run; intervals and p of "
-        "differences use the standard deviation of those alone (Stein 1945)."
+        f"The spread over the first {first} seeds decided how many more to run, so intervals and p "
+        f"of differences use the standard deviation of those {first} alone (Stein 1945)."
         for first in stages
     ]

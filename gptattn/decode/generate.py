@@ -1,4 +1,4 @@
-"""Tokens from a model, one by one, through the cache."""
+"""Generates tokens from a model one by one, through the cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
@@ -34,7 +34,7 @@ def stream(
 
     The first `padding[b]` ids of row b are padding: see `pad_left`. Only ids below `vocab_size`
     are sampled, for a model padded beyond its tokenizer. When the context is full, its newer half
-    is read again into a new cache. If a prompt is longer than the context, only its end is read.
+    is read into a new cache. If a prompt is longer than the context, only its end is read.
     """
     training = model.training
     model.eval()
@@ -46,7 +46,7 @@ def stream(
             if cache is not None and cache.length + unread.shape[1] > model.context_length:
                 cache, unread = None, ids[:, -max(1, model.context_length // 2) :]
             if cache is None:
-                left = None  # padding of the ids that are read
+                left = None  # padding of the ids to read
                 if padding is not None:
                     left = (padding - (ids.shape[1] - unread.shape[1])).clamp_min(0)
                     left = left if left.any() else None
@@ -71,7 +71,7 @@ def generate_text(
     seed: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Return the text of the prompt's ids and of `tokens` new ones, fewer once `stop()` is True."""
+    """Return the text of the prompt and of `tokens` new ids, or fewer once `stop()` is True."""
     device = next(model.parameters()).device
     ids = torch.from_numpy(prompt.astype("int64"))[None].to(device)
     draws = torch.Generator(device).manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The prompt of a command: from its argument, a file or stdin."""
+"""Reads a command's prompt from its argument, a file or stdin."""
 
 import io
 import sys
@@ -11,17 +11,17 @@ from gptattn.errors import ConfigError, DataError
 def read_prompt(prompt: str | None, file: Path | None = None) -> str:
     """Return the text of prompt=... or prompt_file=...; `prompt=-` reads stdin.
 
-    Files and stdin are read as training reads a text. Raises ConfigError for neither or both,
-    DataError for a text that is empty or cannot be read.
+    Files and stdin are read as training reads a text. Raises ConfigError if neither or both are
+    given, DataError for a text that is empty or cannot be read.
     """
     if (prompt is None) == (file is None):
-        raise ConfigError("prompt", "give prompt=TEXT or prompt_file=FILE")
+        raise ConfigError("prompt", "give either prompt=TEXT or prompt_file=FILE")
     if prompt is None or prompt == "-":
         try:
             raw = file.read_bytes() if file else sys.stdin.buffer.read()
             prompt = io.TextIOWrapper(io.BytesIO(raw), encoding=ENCODING).read()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError("prompt", f"cannot be read ({error}); give UTF-8 text") from None
+            raise DataError("prompt", f"cannot be read ({error}); use UTF-8 text") from None
     if not prompt:
         raise DataError("prompt", "is empty; give some text")
     return prompt

@@ -10,15 +10,15 @@ from torch import Tensor
 from gptattn.errors import NumericError
 from gptattn.settings.values import check_type, list_hints
 
-GREEDY = 1e-6  # below this temperature; logits over a smaller one may be infinite
+GREEDY = 1e-6  # decode greedily below this temperature: divided logits could be infinite
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn.
+    """How to draw a token.
 
-    Raises ConfigError, naming the field, for an invalid value. A temperature below GREEDY is
-    greedy. top_k keeps the k likeliest tokens.
+    A temperature below GREEDY is greedy. top_k keeps the k likeliest tokens. Raises ConfigError,
+    naming the field, for an invalid value.
     """
 
     temperature: Annotated[float, Meta(ge=0)] = 1.0
@@ -29,7 +29,7 @@ class Sampling:
             check_type(name, getattr(self, name), hint)
 
     def draw(self, logits_BV: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Return the next ids [B, 1]; among equal logits, greedy takes the first.
+        """Return the next ids [B, 1]; of equal logits, greedy decoding takes the first.
 
         The softmax is in float32 or a wider type. Raises NumericError if the largest logit is not
         finite.
@@ -38,7 +38,7 @@ class Sampling:
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         # A row's largest logit is NaN or infinite if any is NaN or +inf.
         if not logits.amax(dim=-1).isfinite().all():
-            raise NumericError("logits", "of the next token are not finite; use other weights")
+            raise NumericError("logits", "are not finite for the next token; use other weights")
         if self.temperature < GREEDY:
             return logits.argmax(dim=-1, keepdim=True)
         logits = logits / self.temperature

@@ -1,4 +1,4 @@
-"""What a run's mean loss hides: the loss by position in the context, also beyond the trained
-length, and through cheaper caches; and scores on tasks. It may import `runs` and what comes before
-it. Start reading at `measure.py`.
+"""Measures what a run's mean loss hides: the loss by position in the context, also beyond the
+trained length, the loss through cheaper caches, and scores on tasks. It may import `runs` and what
+comes before it. Start reading at `measure.py`.
 """

@@ -1,4 +1,4 @@
-"""The caches that a trained model can be decoded through, by their names for users."""
+"""The kinds of cache that a trained model can decode through, by the names that users type."""
 
 import re
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ KNOWN = f"full, {', '.join(FORMATS)}, window:N, sinkN+window:N"
 
 @dataclass(frozen=True)
 class CacheKind:
-    """One kind of cache: in another number format, or with only the newest tokens.
+    """A kind of cache: in another number format, or with only the newest tokens.
 
-    window: the tokens kept besides the first `sinks`, the newest one included; None: all.
+    window: the number of newest tokens kept, in addition to the first `sinks`; None: all.
     """
 
     name: str
@@ -28,10 +28,10 @@ class CacheKind:
     window: int | None = None
 
     def replace_cache(self, own: Cache, attention: Attention) -> Cache:
-        """Return an empty cache of this kind in place of the layer's `own`, or `own` itself.
+        """Return an empty cache of this kind to replace the layer's `own`, or `own` itself.
 
-        A layer keeps its own if that holds other entries than one per token, or no more tokens than
-        this. Raises ConfigError for sinks in a layer whose own window would hide them.
+        A layer keeps its own cache if that does not hold one entry per token, or holds no more
+        tokens than this kind. Raises ConfigError for sinks that the layer's own window would hide.
         """
         if not (isinstance(attention, SoftmaxAttention) and type(own) is TokenCache):
             return own
@@ -44,41 +44,41 @@ class CacheKind:
         if own.window is not None and self.sinks:
             raise ConfigError(
                 "cache",
-                f"{self.name}: no token sees the sinks beyond its layer's own window of "
-                f"{own.window}; give window:{self.window}, or {own.window} tokens or more",
+                f"{self.name}: the layer's own window of {own.window} tokens hides the sinks; give "
+                f"window:{self.window}, or keep at least {own.window} tokens",
             )
         first = next(iter(own.tensors.values()))
         sizes = len(first), own.capacity, first.dtype, first.device
-        made = new_token_cache(kept, *sizes, self.window, self.sinks)
-        made.tensors |= {name: x for name, x in own.tensors.items() if name not in kept}
-        return made
+        new = new_token_cache(kept, *sizes, self.window, self.sinks)
+        new.tensors |= {name: x for name, x in own.tensors.items() if name not in kept}
+        return new
 
 
 def parse_cache_kind(name: str) -> CacheKind:
-    """Return the kind that a user names. Raises ConfigError for an unknown one."""
+    """Return the kind with this name. Raises ConfigError for an unknown one."""
     if name == "full":
         return CacheKind(name)
     if name in FORMATS:
         return CacheKind(name, FORMATS[name])
     found = KEPT.fullmatch(name)
     if found is None:
-        raise ConfigError("cache", f"{name!r} is unknown; one of {KNOWN}, as in sink4+window:60")
+        raise ConfigError("cache", f"{name!r} is unknown; use {KNOWN}, such as sink4+window:60")
     return CacheKind(name, None, int(found["sinks"] or 0), int(found["window"]))
 
 
 def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
-    """Return one empty cache of this kind per layer, or the layer's own if it changes nothing."""
+    """Return one empty cache per layer, of this kind where it changes the layer's own."""
     layers = [block.attention for block in model.layers()]
     return CacheGroup([kind.replace_cache(one.new_cache(batch, capacity), one) for one in layers])
 
 
 def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
-    """Raise ConfigError if this changes no layer of the model (perhaps on the meta device)."""
+    """Raise ConfigError if this kind changes no layer; the model can be on the meta device."""
     T = model.context_length
     changed = build_caches(model, kind, 1, T).nbytes != model.new_cache(1, T).nbytes
     if kind.name != "full" and not changed:
         raise ConfigError(
             "cache",
-            f"{kind.name} changes no layer's cache of {variant}; leave it out, or give fewer "
-            "tokens than a layer keeps",
+            f"{kind.name} changes no cache of {variant}; leave it out, or give fewer tokens than "
+            "a layer keeps",
         )

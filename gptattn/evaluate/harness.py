@@ -32,20 +32,20 @@ except ImportError as error:
     raise ConfigError("lm_eval", f"{error}; run pip install 'gptattn[lm-eval]'") from None
 
 TOKENS_AT_A_TIME = 2**13  # in one pass through the model, and in its cache
-# Of a task's generation_kwargs; of others, as top_p and num_beams, 1 changes nothing.
+# Supported generation_kwargs of a task. Others, such as top_p and num_beams, do nothing at 1.
 FOLLOWED = {"until", "max_gen_toks", "do_sample", "temperature", "top_k"}
-RESAMPLES = 1_000  # for standard errors without a formula; the harness takes 100,000
+RESAMPLES = 1_000  # for standard errors without a formula; the harness's default is 100,000
 
-# A context, and its continuations with the numbers of their requests.
+# A context, and its continuations with the indices of their requests.
 Group = tuple[tuple[int, ...], list[tuple[int, list[int]]]]
 
 
 class HarnessModel(TemplateLM):
     """A run for `lm_eval.simple_evaluate(model=...)`, on the device of its weights.
 
-    Requests are cut at the left to the trained context, as by the harness's own HFLM. An empty
+    Requests are cut at the left to the trained context, as the harness's own HFLM does. An empty
     context becomes the end-of-text id. Raises DataError if there is none, for a text without ids,
-    and for no token to score or more than the context, ConfigError for as many to generate.
+    and to score no token or more than the context; ConfigError to generate as many as the context.
     """
 
     def __init__(self, saved: SavedRun) -> None:
@@ -56,7 +56,7 @@ class HarnessModel(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         if (end := self.own_tokenizer.end_of_text) is None:
-            what = "a request has no context, and the run's tokenizer no id for the end of text"
+            what = "a request has no context, and the run's tokenizer has no end-of-text id"
             raise DataError("lm_eval", f"{what}; leave the task out, or train with tokenizer=gpt2")
         return end
 
@@ -67,7 +67,7 @@ class HarnessModel(TemplateLM):
         groups: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
         for number, (_, context, ids) in enumerate(requests):
             if not 0 < len(ids) <= self.max_length:  # none: merged into the context
-                what = f"has {len(ids)} tokens of its own to score, not 1 to {self.max_length}"
+                what = f"has {len(ids)} tokens to score, not 1 to {self.max_length}"
                 raise DataError("lm_eval", f"a request {what}; leave the task out")
             read = [*(context or [self.prefix_token_id]), *ids][-self.max_length - 1 :]
             start = len(read) - len(ids)
@@ -76,7 +76,7 @@ class HarnessModel(TemplateLM):
         found: dict[int, tuple[float, bool]] = {}
         while waiting:
             most = TOKENS_AT_A_TIME // _count_tokens(waiting[0])
-            rows = accumulate(len(asked) for _, asked in waiting)
+            rows = accumulate(len(continuations) for _, continuations in waiting)
             count = max(1, len([*takewhile(most.__ge__, rows)]))
             found |= self._score(waiting[:count])
             waiting = waiting[count:]
@@ -86,10 +86,10 @@ class HarnessModel(TemplateLM):
     def _score(self, batch: Sequence[Group]) -> dict[int, tuple[float, bool]]:
         """Return each continuation's log-likelihood in nats, and whether greedy decoding finds it.
 
-        If a context has several continuations, as many tokens as all contexts have are read once
-        per context. What follows them is padded at the right, which no earlier token sees.
+        If contexts have several continuations, the start of each context, of the same length in
+        all, is read once. The rest is padded on the right, which no earlier token sees.
         """
-        rows = [(which, *one) for which, (_, asked) in enumerate(batch) for one in asked]
+        rows = [(which, *one) for which, (_, group) in enumerate(batch) for one in group]
         whole = [torch.tensor([*batch[which][0], *ids]) for which, _, ids in rows]
         past, shared = None, 0
         if len(rows) > len(batch):  # a context's last token predicts, so each row reads it
@@ -128,29 +128,29 @@ class HarnessModel(TemplateLM):
         )
         texts = []
         for batch in order.get_batched(n=max(1, TOKENS_AT_A_TIME // self.max_length)):
-            asked: Any = normalize_gen_kwargs(batch[0][1])
-            room = self.max_length - asked["max_gen_toks"]
+            options: Any = normalize_gen_kwargs(batch[0][1])
+            room = self.max_length - options["max_gen_toks"]
             if room < 1:
-                what = f"{asked['max_gen_toks']} tokens to generate fill the context"
+                what = f"generating {options['max_gen_toks']} tokens leaves no room in the context"
                 raise ConfigError("lm_eval", f"{what} of {self.max_length}; leave the task out")
-            if odd := [name for name, x in asked.items() if name not in FOLLOWED and x != 1]:
+            if odd := [name for name, x in options.items() if name not in FOLLOWED and x != 1]:
                 raise ConfigError("lm_eval", f"{odd[0]} is not supported; leave the task out")
-            temperature = asked.get("temperature", 1.0) if asked["do_sample"] else 0.0
-            sampling = Sampling(temperature, asked.get("top_k") or None)
+            temperature = options.get("temperature", 1.0) if options["do_sample"] else 0.0
+            sampling = Sampling(temperature, options.get("top_k") or None)
             read = [torch.tensor((ids or [self.prefix_token_id])[-room:]) for ids, _ in batch]
             ids, padding = (x.to(self.device) for x in pad_left(read))
             sizes = {"padding": padding, "vocab_size": self.own_tokenizer.vocab_size}
             drawn, cut = [], []
-            for token in stream(self.model, ids, asked["max_gen_toks"], sampling, **sizes):
+            for token in stream(self.model, ids, options["max_gen_toks"], sampling, **sizes):
                 drawn.append(token.cpu())
-                cut = [self._cut(row, asked["until"]) for row in torch.cat(drawn, 1).numpy()]
+                cut = [self._cut(row, options["until"]) for row in torch.cat(drawn, 1).numpy()]
                 if all(stopped for _, stopped in cut):
                     break
             texts += [text for text, _ in cut]
         return order.get_original(texts)
 
     def _cut(self, ids: NDArray[np.integer], until: Sequence[str]) -> tuple[str, bool]:
-        """Return the text of the ids up to a stop or the end of text; whether there is one."""
+        """Return the text of the ids up to a stop or the end of text, and whether one was found."""
         ends = np.flatnonzero(ids == self.own_tokenizer.end_of_text)
         whole = text = self.own_tokenizer.decode(ids[: ends[0]] if len(ends) else ids)
         for stop in filter(None, until):
@@ -163,7 +163,7 @@ def _count_tokens(group: Group) -> int:
 
 
 def lm_eval_model(run: SavedRun | str | Path) -> HarnessModel:
-    """Return a run, or the run in a folder, for `lm_eval.simple_evaluate(model=...)`."""
+    """Return a run, or the run in this folder, for `lm_eval.simple_evaluate(model=...)`."""
     return HarnessModel(run if isinstance(run, SavedRun) else load_run(run))
 
 
@@ -171,7 +171,7 @@ find_tasks = cache(lambda named: TaskManager(include_defaults=named))  # reads 1
 
 
 def check_task(task: str) -> None:
-    """Raise ConfigError for what is neither the name of a task nor a file."""
+    """Raise ConfigError if `task` is neither the name of a task nor a file."""
     if not Path(task).is_file() and task not in find_tasks(True).all_tasks:
         what = f"{task!r} is neither a task of lm_eval {__version__} nor a YAML file"
         raise ConfigError("lm_eval", f"{what}; list the tasks with: lm-eval ls tasks")
@@ -184,24 +184,24 @@ def score_tasks(saved: SavedRun, task: str) -> dict[str, TaskScores]:
     """
     named = not Path(task).is_file()
     manager = find_tasks(named)
-    advice = "without a network, download its data elsewhere, copy ~/.cache/huggingface (HF_HOME)"
+    advice = "if offline, download the data elsewhere and copy ~/.cache/huggingface (HF_HOME)"
     with name_errors(DataError, "lm_eval", task, advice if named else "check the file"):
         loaded = manager.load(task)
     tasks: Any = [*loaded.get("groups", {}).values()][:1] or [*loaded["tasks"].values()]
-    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # or it forks this process to resample
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # otherwise it forks this process to resample
     found: Any = simple_evaluate(
         HarnessModel(saved), tasks=tasks, bootstrap_iters=RESAMPLES, task_manager=manager
     )
     return {name: _read_scores(found, name, task) for name in found["results"]}
 
 
-def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
+def _read_scores(found: Any, task: str, requested: str) -> TaskScores:
     """Return a task's scores from what `simple_evaluate` returns."""
     samples, shots = found["samples"].get(task, []), found["n-shot"].get(task)
     hashed = samples or [one for each in found["samples"].values() for one in each]  # of a group
     hashes = "".join(one["doc_hash"] + one["prompt_hash"] + one["target_hash"] for one in hashed)
     digest = hashlib.sha256(hashes.encode()).hexdigest()[:16]
-    scores = TaskScores(asked, __version__, shots, digest, {}, {}, {})
+    scores = TaskScores(requested, __version__, shots, digest, {}, {}, {})
     for key, value in found["results"][task].items():
         metric, comma, way = key.partition(",")
         if not comma or not isinstance(value, float) or not np.isfinite(value):
@@ -210,7 +210,7 @@ def _read_scores(found: Any, task: str, asked: str) -> TaskScores:
         shown = plain if way == "none" else f"{plain},{way}"  # how answers were filtered
         (scores.values if plain == metric else scores.errors)[shown] = float(value)
         own = np.array([one[metric] for one in samples if one["filter"] == way and metric in one])
-        # A perplexity is no mean over items.
+        # A perplexity is not a mean over items.
         if own.size and own.ndim == 1 and own.dtype.kind in "bif" and np.isclose(own.mean(), value):
             scores.items[shown] = own.astype(float).tolist()
     return scores

@@ -15,14 +15,14 @@ from gptattn.model.loss import LOGITS_AT_A_TIME
 from gptattn.runs.evaluation import Bin, CacheLoss, LengthLoss
 
 TOKENS_AT_A_TIME = 2**15  # in one pass through the model
-CACHE_BYTES = 2**29  # of the rows decoded side by side
+CACHE_BYTES = 2**29  # for all rows decoded together
 
 
 def compare_tokens(model: GPT, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return each target's cross-entropy in nats, in float64, and whether its logit is the largest.
 
-    `hidden` [..., d_model] is what `GPT.hidden` returns, for targets [...]; not all logits are held
-    at once, and the softmax is in float32 or wider.
+    `hidden` [..., d_model] is what `GPT.hidden` returns for targets [...]. Logits are computed in
+    chunks, and the softmax in float32 or wider.
     """
     weight = model.head.weight
     chunk = max(1, LOGITS_AT_A_TIME // len(weight))
@@ -46,9 +46,9 @@ def measure_by_position(
 ) -> LengthLoss:
     """Return the loss of held-out tokens in windows of `length`, at most the model's context.
 
-    As many whole windows as fit lie side by side from the text's beginning, so that each position
-    is scored equally often: up to length - 1 tokens at the end are left out. `trained`, the context
-    of training, is an edge of the bins. `documents` numbers the documents to keep apart.
+    Whole windows follow one another from the text's beginning, so that each position is scored
+    equally often; up to length - 1 tokens at the end are left out. `trained`, the context of
+    training, is an edge of the bins. `documents` numbers the documents to keep apart.
     """
     windows = (len(tokens) - 1) // length  # the first token is only context
     device = model.head.weight.device
@@ -70,7 +70,7 @@ def measure_by_position(
 def list_edges(length: int, trained: int) -> list[int]:
     """Return the last context of each bin: 1, 2, 3, 4, 6, 8, 12, 16, ..., two for each doubling.
 
-    The trained length and `length` itself, where the last bin ends, are among them.
+    They include the trained length and `length`, where the last bin ends.
     """
     powers = [2**i for i in range(math.ceil(math.log2(length)) + 1)]
     found = {*powers, *(3 * power // 2 for power in powers[1:]), trained, length}
@@ -81,9 +81,9 @@ def list_edges(length: int, trained: int) -> list[int]:
 def measure_by_cache(model: GPT, tokens: Ids, kind: CacheKind) -> CacheLoss:
     """Return the loss of all held-out tokens, in the same windows as a validation.
 
-    Each window begins with an empty cache. If the cache drops tokens, the window is decoded one
-    token at a time. If it keeps all, each token's entries are packed on their own and all later
-    tokens read the packed ones, so a whole window in one step gives the same numbers.
+    Each window begins with an empty cache. If the cache drops tokens, the window is decoded token
+    by token. If it keeps all, each token's entries are packed separately and all later tokens read
+    the packed ones, so a whole window in one step gives the same numbers.
     """
     T, device = model.context_length, model.head.weight.device
     nbytes = build_caches(model, kind, 1, T).nbytes  # of one row

@@ -1,6 +1,6 @@
-"""Measures a finished run: which questions it supports, and which an earlier evaluation answered.
+"""Measures a finished run: checks which questions it can answer, and reuses earlier answers.
 
-A question is the length of windows, in tokens, a kind of cache, or a task of the harness.
+A question is a length of windows in tokens, a kind of cache, or a task of the harness.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from gptattn.settings.identity import hash_code_for
 def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> None:
     """Raise ConfigError if the text has changed since the run, CheckpointError for older weights.
 
-    `text` and `steps` are what the finished run's summary says: the text's sha256 and its end.
+    `text` and `steps` are from the finished run's summary: the text's sha256 and the last step.
     """
     if data.text_hash != text:
         raise ConfigError(
@@ -34,8 +34,8 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
     if step_of(saved.source) != steps:
         raise CheckpointError(
             "run",
-            f"{saved.folder} ended at step {steps}, and the newest weights that can be "
-            f"read are {saved.source.name}; restore the others, or train it again",
+            f"{saved.folder} ended at step {steps}, but its newest readable weights are "
+            f"{saved.source.name}; restore the final ones, or train it again",
         )
 
 
@@ -46,20 +46,20 @@ def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind |
     if isinstance(question, CacheKind):
         if data.val_documents is not None:
             raise ConfigError(
-                "cache", "a cache cannot keep documents apart, as the run did; give lengths"
+                "cache", "this run keeps documents apart, and a cache cannot; use lengths instead"
             )
         check_kind(saved.model, question, saved.cfg.variant)
         return
     most = len(data.val) - 1  # the first token is only context
     if question > most:
         raise ConfigError(
-            "lengths", f"{question} is longer than the held-out text; give at most {most}"
+            "lengths", f"{question} is longer than the held-out text; use at most {most}"
         )
     check_length(saved.cfg, saved.model, question)
 
 
 def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None) -> Evaluation:
-    """Return `known` if it is of the same weights, text, device and code; else an empty one."""
+    """Return `known` if it has the same weights, text, device and code, else an empty one."""
     code = hash_code_for(saved.cfg) | hash_code(["gptattn.evaluate.losses"], ["gptattn.evaluate"])
     digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
     with saved.source.open("rb") as opened:
@@ -74,13 +74,13 @@ def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None)
 def measure(
     saved: SavedRun, data: TokenData, question: int | CacheKind | str, found: Evaluation
 ) -> Evaluation:
-    """Return `found` with the answer to a question; `found` itself if it has it already.
+    """Return `found` with the answer to a question, or unchanged if it already has the answer.
 
-    The run must be able to answer it. The model may be on any device; its weights are in float32.
+    The run must be able to answer it. The model can be on any device; its weights are in float32.
     """
     if isinstance(question, str):
-        known = {(one.asked, one.harness) for one in found.tasks.values()}
-        if (question, version("lm_eval")) in known and not Path(question).is_file():
+        answered = {(one.asked, one.harness) for one in found.tasks.values()}
+        if (question, version("lm_eval")) in answered and not Path(question).is_file():
             return found
         from gptattn.evaluate.harness import score_tasks  # the extra lm-eval, which takes seconds
 

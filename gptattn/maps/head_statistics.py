@@ -1,6 +1,6 @@
 """Two statistics of a head, computed from its attention weights: entropy and sink mass.
 
-Both leave out the first query of a row or document, which only ever sees itself.
+Both leave out the first query of a row or document, which sees only itself.
 """
 
 import torch
@@ -13,8 +13,8 @@ def measure_heads(w_BHTS: Tensor, documents: Documents | None = None) -> tuple[T
     """Return each head's entropy in nats [H] and sink mass [H]: means over batch and queries.
 
     The entropy is 0 for all weight on one token and ln n for equal weights on n tokens; a weight of
-    0 adds 0. The sink mass is the weight on the first token, with `documents` that of the query's
-    own document. Both are NaN if T is 1.
+    0 adds 0. The sink mass is the weight on the first token or, with `documents`, on the first
+    token of the query's document. Both are NaN if T is 1.
 
     Sources: Zhai et al. 2023, arXiv:2303.06296, sec. 3; Xiao et al. 2023, arXiv:2309.17453, sec.
     3.1.

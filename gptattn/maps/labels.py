@@ -12,15 +12,15 @@ SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 def label_tokens(tokenizer: Tokenizer, ids: NDArray[np.integer]) -> list[str]:
-    """Return a visible label of each id's text; half a character is written `\\xc3`."""
+    """Return a visible label for each id's text; a partial character is written as `\\xc3`."""
     parts = (tokenizer.to_bytes(id) for id in np.split(ids, len(ids)))
     return [make_visible(part.decode("utf-8", errors="backslashreplace")) for part in parts]
 
 
 def make_visible(text: str) -> str:
-    """Return the text without characters that are invisible or that move or turn their neighbours.
+    """Replace characters that are invisible or that move or reverse their neighbours.
 
-    A space becomes ␣, a line break ⏎, a tab ⇥, any other such character its number, as U+202E.
+    A space becomes ␣, a line break ⏎, a tab ⇥, and any other such character its code, like U+202E.
     """
     return "".join(_show(character) for character in text)
 

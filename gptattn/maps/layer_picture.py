@@ -1,4 +1,4 @@
-"""One layer as a PNG: a panel per head, tokens on the axes."""
+"""Draws one layer as a PNG: a panel per head, with tokens on the axes."""
 
 import io
 import math
@@ -20,8 +20,8 @@ MIN, MAX = 2.3, 5.2  # limits of a panel's side in inches
 PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
 GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
-# The first comes with matplotlib, so pictures look the same everywhere; the others are for what it
-# lacks, such as Chinese, where they are installed.
+# The first comes with matplotlib, so pictures look the same everywhere. The others, if installed,
+# have characters that it lacks, such as Chinese.
 FONTS = ("DejaVu Sans", "Noto Sans CJK JP", "Microsoft YaHei", "Arial Unicode MS")
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.size": 8}
 
@@ -31,8 +31,8 @@ def draw_layer(
 ) -> bytes:
     """Return a PNG of one layer's weights [H, T, T]: a panel per head, rows queries, columns keys.
 
-    Keys that a query cannot see are white; colour shows the square root of the weight. If the axes
-    are too short for every label, they show every n-th with the token's number.
+    Keys that a query cannot see are white; colour shows the square root of the weight. Axes that
+    are too short for all labels show every n-th, with the token's number.
     """
     H, T, _ = w_HTS.shape
     columns, rows = min(H, COLUMNS), math.ceil(H / COLUMNS)

@@ -1,4 +1,4 @@
-"""One self-contained HTML page with all layers and heads; every value in it is escaped."""
+"""Makes one self-contained HTML page of all layers and heads, with every value escaped."""
 
 import base64
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def render_page(
 ) -> str:
     """Return the page's HTML.
 
-    `labels` has one per token, and `even` are entropy and sink of uniform attention over as many.
+    `labels` has one per token; `even` is the entropy and sink of uniform attention over them.
     """
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     return fill_template(
@@ -43,7 +43,7 @@ def render_page(
         "page.html.j2",
         run=make_visible(run),
         variant=variant,
-        # Line breaks stay, so that the prompt reads as it was written.
+        # Keep line breaks, so that the prompt reads as it was written.
         prompt=make_visible(prompt).replace("␣", " ").replace("⏎", "⏎\n"),
         tokens=len(labels),
         even=even,

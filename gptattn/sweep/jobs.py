@@ -1,6 +1,6 @@
-"""The overrides of each run of a sweep: every combination of the values given, for every variant.
+"""Lists the overrides of each run in a sweep: all combinations of values, for every variant.
 
-A variant is an entry of `hydra.sweeper.variants`: overrides that belong together.
+A variant is an item of `hydra.sweeper.variants`: overrides that belong together.
 """
 
 import re
@@ -19,7 +19,7 @@ VARIANTS = "hydra.sweeper.variants"
 
 
 class Job(NamedTuple):
-    """The overrides of one run, and the entry of `variants` that it comes from, if any."""
+    """The overrides of one run, and the item of `variants` that it comes from, if any."""
 
     overrides: list[str]
     variant: str = ""
@@ -30,10 +30,10 @@ def list_jobs(
     arguments: Sequence[str],
     variants: Sequence[str] | None,
 ) -> list[Job]:
-    """Return the jobs for the arguments at each variant.
+    """Return the jobs for the arguments, for each variant.
 
     Raises ConfigError for an argument without a value, for a variant that cannot be read, and for
-    one that sets what an argument or the whole sweep sets.
+    one that sets what an argument or the whole sweep already sets.
     """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
@@ -44,12 +44,12 @@ def list_jobs(
             own = parser.parse_overrides(split_overrides(str(variant)))
         except HydraException:
             raise ConfigError(
-                VARIANTS, f"{variant!r} cannot be read; write name=value name=value, as a command"
+                VARIANTS, f"{variant!r} cannot be read; write name=value name=value"
             ) from None
         for key in (override.key_or_group for override in own):
             if key in shared or re.match(r"hydra([./]|$)", key):
                 raise ConfigError(
-                    key, f"is one for all runs; leave it out of {VARIANTS}, {variant!r}"
+                    key, f"is the same for all runs; leave it out of {VARIANTS}, {variant!r}"
                 )
         values = product(*map(_list_values, [*own, *given]))
         jobs += [Job(list(overrides), variant) for overrides in values]
@@ -57,16 +57,16 @@ def list_jobs(
 
 
 def split_overrides(text: str) -> list[str]:
-    """Split a variant's overrides at spaces before a name: values may hold spaces too."""
+    """Split a variant's overrides at spaces before a name, since values can contain spaces."""
     return re.split(r"\s+(?=[+~]*[\w./@]+=|~)", text.strip()) if text.strip() else []
 
 
 def _list_values(override: Override) -> list[str]:
-    """Return the override once with each of its values."""
+    """Return one override for each of its values."""
     key = override.get_key_element()
     if not override.is_sweep_override():
         return [f"{key}={override.get_value_element_as_str()}"]
-    found = [f"{key}={value}" for value in override.sweep_string_iterator()]
-    if not found:
+    single = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    if not single:
         raise ConfigError(override.key_or_group, "has no value; give one or more")
-    return found
+    return single

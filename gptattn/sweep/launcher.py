@@ -1,7 +1,7 @@
-"""Runs the jobs of a sweep on this machine: each in its own process, several at a time.
+"""Runs the jobs of a sweep on this machine, each in its own process, several in parallel.
 
 A job that fails, is killed or hangs does not affect the others. Processes are forked from a server
-that has imported the large libraries but none of this project's code, which each run reads afresh.
+that has imported the large libraries; each run imports this project's code afresh.
 """
 
 import importlib
@@ -32,13 +32,13 @@ from gptattn.sweep.progress import describe_end, describe_running
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
 QUIET_SECONDS, MAX_QUIET_SECONDS = 5.0, 60.0  # between lines while no run ends
-GRACE_SECONDS = 120.0  # between SIGTERM and SIGKILL: a large model's step, and its state's write
+GRACE_SECONDS = 120.0  # from SIGTERM to SIGKILL: time for a large model's step and checkpoint
 
 
 @dataclass
 class _Job:
     folder: Path
-    process: Any  # multiprocessing's, of the forkserver context
+    process: Any  # a process of multiprocessing's forkserver context
     start: float
 
 
@@ -49,10 +49,10 @@ def launch_processes(
     first: int,
     slots: int,
 ) -> list[JobReturn]:
-    """Run all jobs, `slots` at a time; their runs' folders say how they ended.
+    """Run all jobs, `slots` at a time; their run folders record how they ended.
 
-    On any exception, such as an interrupt, the processes get SIGTERM, after GRACE_SECONDS SIGKILL,
-    and the exception is raised again.
+    On any exception, such as an interrupt, the processes get SIGTERM, then SIGKILL after
+    GRACE_SECONDS, and the exception is raised again.
     """
     forget_launchers()  # each run has one process
     forks = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
@@ -62,8 +62,8 @@ def launch_processes(
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
     runs, ended = len(jobs), 0
-    took: list[float] = []  # of each run that is done
-    start = spoke = time.monotonic()
+    durations: list[float] = []  # of each finished run
+    start = printed = time.monotonic()
     try:
         while waiting or active:
             while waiting and len(active) < slots:
@@ -75,20 +75,20 @@ def launch_processes(
                 _note_failure(job)
                 ended, seconds = ended + 1, time.monotonic() - job.start
                 if RunFolder(job.folder).done:
-                    took.append(seconds)
+                    durations.append(seconds)
                 line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}"
-                if took and ended < runs:
-                    left = fmean(took) * (runs - ended) / slots
+                if durations and ended < runs:
+                    left = fmean(durations) * (runs - ended) / slots
                     line += f"; about {format_duration(left)} left"
                 print(line, flush=True)
-                spoke = time.monotonic()
+                printed = time.monotonic()
             now = time.monotonic()
-            # In a long sweep lines come more rarely.
+            # A long sweep prints less often.
             quiet = min(max(QUIET_SECONDS, (now - start) / 20), MAX_QUIET_SECONDS)
-            if active and now - spoke > quiet:
+            if active and now - printed > quiet:
                 lines = [describe_running(job.folder, now - job.start) for job in active]
                 print(f"[{ended}/{runs}] running", *lines, sep="\n  ", flush=True)
-                spoke = now
+                printed = now
     except BaseException:
         _stop(active)
         raise
@@ -113,9 +113,9 @@ def _start(
 def _run_in_process(
     context: HydraContext, config: DictConfig, instances: Any, folder: Path
 ) -> None:
-    """Run one job in this process, as Hydra's own launchers do; exit with its code."""
+    """Run one job in this process, like Hydra's own launchers; exit with its code."""
     if hasattr(os, "setpgrp"):  # not on Windows
-        os.setpgrp()  # Ctrl-C reaches only the sweep, which ends its runs
+        os.setpgrp()  # Ctrl-C then reaches only the sweep, which ends its runs
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
@@ -127,9 +127,9 @@ def _run_in_process(
         for number, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
             os.dup2(file, number)
         setup_globals()
-        # Not OmegaConf's resolvers, which do not pickle: `setup_globals` has registered Hydra's.
+        # OmegaConf's resolvers do not pickle, but `setup_globals` has registered Hydra's.
         Singleton.set_state({**Singleton.get_state(), "instances": instances})
-        # By name: what `@hydra.main` decorates does not pickle.
+        # By name, since a function decorated with `@hydra.main` does not pickle.
         train = importlib.import_module("gptattn.cli.train")
         done = run_job(
             hydra_context=context,
@@ -142,26 +142,26 @@ def _run_in_process(
         _ = done.return_value  # raises the job's error
     except Exception as error:
         code = report(error, True)
-        known = as_user_error(error)
-        run.write_failure(code, str(known or f"{type(error).__name__}: {error}"))
+        user_error = as_user_error(error)
+        run.write_failure(code, str(user_error or f"{type(error).__name__}: {error}"))
         sys.exit(code)
 
 
 def _end_with_the_sweep() -> None:
     sweep = multiprocessing.parent_process()
     assert sweep is not None
-    sweep.join()  # it has died, even of SIGKILL
-    os.kill(os.getpid(), signal.SIGTERM)  # the end on Windows, which has no SIGKILL
+    sweep.join()  # returns once it has died, even of SIGKILL
+    os.kill(os.getpid(), signal.SIGTERM)  # ends the process on Windows, which has no SIGKILL
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _note_failure(job: _Job) -> None:
-    """Write why the run has ended, where it could not do so itself."""
+    """Record why the run ended, if it could not do so itself."""
     run, code = RunFolder(job.folder), job.process.exitcode
     if run.done or run.failure_file.exists():
         return
-    reason = f"exit code {code}; {run.console_file.name} says more"
+    reason = f"exit code {code}; see {run.console_file.name}"
     if code < 0:
         reason = f"killed by {signal.Signals(-code).name}"
         reason += "; perhaps the machine ran out of memory" * (code == -9)  # SIGKILL
@@ -171,7 +171,7 @@ def _note_failure(job: _Job) -> None:
 
 
 def _stop(active: Sequence[_Job]) -> None:
-    with handle_signals(signal.SIG_IGN):  # a second Ctrl-C leaves no processes behind
+    with handle_signals(signal.SIG_IGN):  # so that a second Ctrl-C leaves no processes behind
         for job in active:
             job.process.terminate()
         deadline = time.monotonic() + GRACE_SECONDS

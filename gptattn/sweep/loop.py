@@ -1,6 +1,6 @@
-"""A sweep is one loop: plan, launch, read the results, plan the next stage.
+"""Runs a sweep in one loop: plan, launch, read the results, plan the next stage.
 
-`plan_stages` yields the stages: a plain grid has one, `tune` adds one before it, `until` one after.
+`plan_stages` yields the stages: a plain grid has one; `tune` adds one before it, `until` one after.
 """
 
 import sys
@@ -31,15 +31,15 @@ from gptattn.sweep.until import Until
 def run_sweep(
     loader: ConfigLoader, config: DictConfig, launcher: Any, sweeper: Any, arguments: Sequence[str]
 ) -> None:
-    """Run a sweep from its command line to its end table.
+    """Run a sweep from its command line to its final table.
 
-    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if no run can
-    work, and SweepError at the end if some could not, or failed.
+    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if no run is
+    valid, and SweepError at the end if some were refused or failed.
     """
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
         home = expand_path(str(config.hydra.sweep.dir), "hydra.sweep.dir")
-        # Hydra makes the folder as it is typed, in launchers and for each job.
+        # In launchers and for each job, Hydra makes the folder as typed.
         config.hydra.sweep.dir = str(home)
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quote(str(home))}")
     ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
@@ -50,9 +50,9 @@ def run_sweep(
     refused: dict[str, UserError] = {}
     plan = partial(plan_jobs, loader, config, refused)
     stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
-    first = next(stages)  # by now, all runs that may follow are checked
+    first = next(stages)  # this has checked all runs that can follow
     print_refused(refused)
-    busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
+    busy = f"another process is running a sweep in {home}; wait for it, or give another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher)
     with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
@@ -63,7 +63,7 @@ def run_sweep(
         finally:
             print_refused(refused)
     for error in refused.values():
-        raise SweepError("not all of it could run; correct what was refused", error.exit_code)
+        raise SweepError("some runs were refused; fix the errors above", error.exit_code)
 
 
 def plan_stages(
@@ -73,7 +73,7 @@ def plan_stages(
     tune: Tune | None,
     half_width: float | None,
 ) -> Stages:
-    """Yield the stages of a sweep: each is asked for when the results of the last are known."""
+    """Yield the stages of a sweep, each once the results of the one before are known."""
     plans = plan(jobs if tune is None else set_rate(jobs, tune.lr[0]), home)
     until = None if half_width is None else Until(home, plans)
     title, code = "", 0
@@ -101,18 +101,18 @@ def run_stages(
     launch: Callable[[Sequence[Plan]], str],
     measures: Sequence[str] | None,
 ) -> None:
-    """Launch each stage's runs that are not done, and send the results back for the next.
+    """Launch the unfinished runs of each stage, and send the results back to get the next.
 
-    Then it measures speeds, if asked: `measures` as in `print_end`.
+    `measures`: as in `print_end`, which then measures speeds.
     """
-    planned: set[Path] = set()  # where the runs of all stages so far are, or will be
+    planned: set[Path] = set()  # folders of the runs of all stages so far
     done: list[Path] = []  # of stages that count
     failed: dict[Path, str] = {}
     codes: list[int] = []
     try:
         while stage is not None:
             found = find_runs(stage.plans)
-            # In a tuning stage a run that diverged is a result: its rate is out.
+            # In a tuning stage, a run that diverged is a result: it rules out its rate.
             results: Results = {**found.done}
             if not stage.counts:
                 results |= dict.fromkeys(found.diverged)
@@ -132,7 +132,7 @@ def run_stages(
                 write_planned(home, sorted(str(folder.relative_to(home)) for folder in planned))
                 why = launch([*todo.values()])
             else:
-                print("nothing to do; sweep.fresh=true runs them again")
+                print("nothing left to run; to run again, add sweep.fresh=true")
             for folder, plan in todo.items():
                 run = RunFolder(plan.folder)
                 failure = run.read_failure() or {"exit": 1, "error": why}
@@ -152,12 +152,12 @@ def run_stages(
                 stage = None
     except (KeyboardInterrupt, SystemExit, BrokenPipeError):
         count = f"{sum(RunFolder(run).done for run in planned)} of {len(planned)} runs are done"
-        print(f"stopped: {count}; the same command runs the others", file=sys.stderr)
+        print(f"stopped: {count}; to run the others, repeat the command", file=sys.stderr)
         raise
     print_end(done, failed, measures)
     if failed:
         count = f"{len(failed)} of {len(planned)} runs failed"
-        raise SweepError(f"{count}; the same command runs them again", codes[0])
+        raise SweepError(f"{count}; to retry them, repeat the command", codes[0])
     if codes:
         raise SweepError("a variant diverged at every learning rate; give lower rates", codes[0])
 
@@ -168,11 +168,11 @@ def _launch(
     launcher: Any,
     plans: Sequence[Plan],
 ) -> str:
-    """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them.
+    """Start the plans' runs through Hydra's launcher, and wait for them.
 
-    `slots` at a time; None: as many as the launcher starts. `threads` of each; None: as they are
-    set. Return why a run may have left nothing behind: some launchers raise when one of their
-    processes is killed.
+    `slots`: how many at a time; None: the launcher decides. `threads` of each run; None: from its
+    settings. Return the reason to report for a run that left no files: some launchers raise when
+    one of their processes is killed.
     """
     how = ""
     if slots is not None:
@@ -184,12 +184,12 @@ def _launch(
     for plan in plans:
         folder = quote(str(plan.folder))
         if RunFolder(plan.folder).begun:
-            # The `allow_targets` in a run's record does not count: pass it again.
+            # A run's record cannot allow targets: pass `allow_targets` again.
             own = [f"resume={folder}", f"allow_targets=[{','.join(plan.cfg.allow_targets)}]"]
         else:
             own = [*plan.overrides, f"run_dir={folder}"]
-            # `++` says that nobody typed it: alone, a run chooses its kernels, and has all threads.
-            if plan.provenance.device == "cuda":  # else it may run on a GPU, and chooses there
+            # `++` means that nobody typed it: a single run chooses its kernels and has all threads.
+            if plan.provenance.device == "cuda":  # otherwise it can run on a GPU, and chooses there
                 names = [quote(str(kind.attn.get("backend"))) for kind in plan.cfg.kinds()]
                 own += [f"++compile={str(plan.cfg.compile).lower()}"]
                 own += [f"++sweep.backends=[{','.join(names)}]"]
@@ -198,6 +198,6 @@ def _launch(
         commands.append(own)
     try:
         launcher.launch(commands, initial_job_idx=0)
-    except Exception as error:  # of the launcher itself; some runs may be done all the same
+    except Exception as error:  # of the launcher itself; some runs can be done all the same
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return "left no summary.json"

@@ -1,4 +1,4 @@
-"""What a sweep prints: its plan, and how its runs have ended. `plan.py` decides what is done."""
+"""Prints a sweep's plan, and how its runs ended. `plan.py` decides which runs are done."""
 
 import shlex
 import sys
@@ -15,29 +15,29 @@ from gptattn.sweep.plan import ExistingRuns
 
 
 def print_plan(home: Path, runs: int, over: int, found: ExistingRuns) -> None:
-    """Print how many runs there are, how many are done, and which results are stale and why."""
+    """Print the number of runs, how many are done, and which results are stale and why."""
     from gptattn.compare.differences import listed  # imports pandas
 
-    known = f", {over} already done" if over else ""
-    known += f", {len(found.begun)} to resume" if found.begun else ""
-    counted = "1 run" if runs == 1 else f"{runs:,} runs"
-    print(f"sweep  {counted}{known}, in {home}")
+    counts = f", {over} already done" if over else ""
+    counts += f", {len(found.begun)} to resume" if found.begun else ""
+    total = "1 run" if runs == 1 else f"{runs:,} runs"
+    print(f"sweep  {total}{counts}, in {home}")
     reasons: dict[str, list[str]] = {}
     for old, why in found.stale.values():
         reasons.setdefault(why, []).append(old.name)
     for why, olds in reasons.items():
-        line = f"stale: {listed(olds)}: {why}; will run again, old results stay"
-        print(f"{line} (sweep.keep_stale=true uses them)", flush=True)
+        line = f"stale: {listed(olds)}: {why}; runs again, and keeps the old results"
+        print(f"{line} (to use those, add sweep.keep_stale=true)", flush=True)
 
 
 def print_refused(refused: Mapping[str, UserError]) -> None:
-    """Print which runs cannot work, and why, to stderr."""
+    """Print the invalid runs, and why, to stderr."""
     for runs, error in refused.items():
         print(f"refused: {runs}: {error}", file=sys.stderr, flush=True)
 
 
 def describe_running(folder: Path, seconds: float) -> str:
-    """Return a line with the step, loss and time left of a run that was started `seconds` ago."""
+    """Return a line with the step, loss and time left of a run started `seconds` ago."""
     rows = read_metrics(RunFolder(folder))[0]
     last = dict(zip(rows["metric"], rows["value"], strict=True))
     if not (done := last.get("progress/budget")) or TRAIN_LOSS not in last:
@@ -62,7 +62,7 @@ def print_end(
 ) -> None:
     """Print the report's tables of the finished runs, and why the others failed.
 
-    `measures`: the packages that their settings may name, to measure speeds first; None: not to.
+    `measures`: packages that the runs' settings can name, to measure speeds first; None: don't.
     """
     for path, why in failed.items():
         log = RunFolder(path).console_file
@@ -74,13 +74,13 @@ def print_end(
         from gptattn.sweep.speed import measure_rows
 
         runs = read_runs(done)[0]
-        # The report reads whole folders, which may also hold runs of other commands.
+        # The report reads whole folders, which can also hold runs of other commands.
         folders = sorted({str(path.parent) for path in done})
-        if find_experiment(runs) is None:  # the attention track has a table of its own
+        if find_experiment(runs) is None:  # the attention track has its own table
             try:
                 if measures is not None:
                     measure_rows(compare(runs), measures)
-            finally:  # the losses are there, also if a signal ends the measurement
+            finally:  # report the losses even if a signal ends the measurement
                 comparison = compare(read_runs(done)[0], folders=folders)
                 publish(comparison, Path(folders[0], "comparison"))
         print(f"report: {command('compare')} {shlex.join(folders)}", flush=True)

@@ -1,4 +1,4 @@
-"""Measures the speeds that a report's rows lack: at the end of a sweep, or when it is asked."""
+"""Measures the speeds that a report's rows lack, at the end of a sweep or with speed=true."""
 
 import sys
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from gptattn.runs.speeds import add_speeds
 
 
 def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> None:
-    """Let the rows without a speed take turns with their baseline; write it beside their runs.
+    """Measure the rows without a speed in turns with their baseline; write it next to their runs.
 
-    It prints what it does, and why a row is left out.
+    It prints its progress, and why a row is left out.
     """
     from gptattn.training.speed import measure_speeds, prepare  # slow to import
 
@@ -28,12 +28,12 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
             try:
                 found[row.name] = prepare(row.runs[-1].folder, allow_targets)
             except UserError as error:
-                print(f"no speed of {row.name}: {error}", file=sys.stderr)
+                print(f"no speed for {row.name}: {error}", file=sys.stderr)
         if base.name not in found or (len(found) == 1 and list_measured(base.runs)):
             continue
         try:
             session = measure_speeds(found, partial(are_narrow, baseline=base.name))
             for folder in {row.runs[-1].folder.parent for row in section.rows if row.name in found}:
                 add_speeds(folder, session)
-        except Exception as error:  # of memory, the disk, a module: the report is worth more
+        except Exception as error:  # memory, disk or a module: still write the report
             print(f"no speed: {type(error).__name__}: {error}", file=sys.stderr)

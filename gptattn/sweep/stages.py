@@ -1,4 +1,4 @@
-"""What a sweep's loop and its stages exchange, and how runs share the machine."""
+"""The data that a sweep's loop and stages exchange, and how runs share the machine."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.plan import Plan
 
-# Work of a training step (blocks' parameters times tokens) that one core does about as fast as
-# several: up to model=nano with its default batch. Parameters as in Kaplan et al. 2020,
+# Work in a training step (blocks' parameters times tokens) up to which one core is about as fast as
+# several, as for model=nano with its default batch. Parameters as in Kaplan et al. 2020,
 # arXiv:2001.08361, sec. 2.1.
 SMALL_STEP = 2e10
 
 
 @dataclass
 class Stage:
-    """Checked plans to launch. `counts`: their runs are results of the sweep."""
+    """Checked plans to launch. `counts`: whether their runs are results of the sweep."""
 
     plans: list[Plan]
     title: str = ""
@@ -29,18 +29,18 @@ Stages = Generator[Stage, Results, int]  # returns an exit code: 0, or why a sta
 
 
 def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
-    """Return how many of these runs run at once, and the threads of each; None: as they are set.
+    """Return how many of these runs run in parallel, and each one's threads; None: as set.
 
-    At most as many as there are cores for. Models whose step is small get a core each; others have
-    all cores, one after the other.
+    No more run than cores allow. Models with a small step get a core each; others run one by one
+    on all cores.
     """
     from gptattn.machine.device import resolve_device
 
     cfg, cores = cfgs[0], usable_cpus()
-    asked = None if cfg.sweep.jobs in ("auto", None) else int(cfg.sweep.jobs)
+    requested = None if cfg.sweep.jobs in ("auto", None) else int(cfg.sweep.jobs)
     threads = cfg.trainer.threads
     if resolve_device(cfg.trainer.accelerator).type != "cpu":
-        return asked or 1, None
+        return requested or 1, None
     most = max(1, cores // (threads or 1))
     work = max(
         (12 * one.model.num_layers * one.model.d_model**2)
@@ -49,5 +49,5 @@ def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
         for one in cfgs
     )
     auto = most if threads or work <= SMALL_STEP else 1
-    jobs = min(asked or auto, most, len(cfgs))
+    jobs = min(requested or auto, most, len(cfgs))
     return jobs, None if threads or jobs == 1 else max(1, cores // jobs)

@@ -1,11 +1,10 @@
 """`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
 It trains every variant at every rate, with a separate seed, in the subfolder `tuning`; `budget` is
-the share of a run's budget that such a trial gets. The sweep then runs each variant at the rate
-with the lowest final validation loss. With `refine`, further rates follow first where the best is
-the lowest or the highest, and the rate is the vertex of a parabola through the best and its
-neighbours. A run takes `scale` times that rate, since longer runs want lower rates. Reports leave
-out the runs of the first stage.
+the share of a run's budget that each trial gets. The sweep then runs each variant at the rate with
+the lowest final validation loss. With `refine`, it first tries further rates if the best is the
+lowest or the highest, and takes the vertex of a parabola through the best rate and its neighbours.
+Runs use `scale` times that rate, since longer runs need lower rates. Reports leave out the trials.
 """
 
 import math
@@ -31,7 +30,7 @@ from gptattn.sweep.stages import Results, Stage
 FIELD = "hydra.sweeper.tune"
 RATE = re.compile(r"\+*optim\.lr=")
 SEED, BUDGET = re.compile(r"\+*seed="), re.compile(r"\+*budget\.(?!accuracy)\w+=")
-MAX_RATES = 10  # of one variant, those that `refine` adds included
+MAX_RATES = 10  # per variant, including those that `refine` adds
 
 
 @dataclass
@@ -39,11 +38,10 @@ class Tune:
     """The rates to try for each variant, and the seed to try them with."""
 
     lr: list[Positive]
-    seed: Annotated[int, Meta(ge=0)]  # none of those that are compared
-    budget: Annotated[float, Meta(ge=0.01, le=1)] = 1.0  # share of a run's
+    seed: Annotated[int, Meta(ge=0)]  # not one of those compared
+    budget: Annotated[float, Meta(ge=0.01, le=1)] = 1.0  # share of a run's budget
     refine: bool = False
-    # A run's rate, over the one that its trials chose.
-    scale: Share = 1.0
+    scale: Share = 1.0  # a run's rate over the rate that its trials chose
 
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
@@ -51,7 +49,7 @@ def read_tune(node: Mapping[str, Any]) -> Tune:
     given = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
     tune = build_dataclass(Tune, given, f"{FIELD}.")
     if not tune.lr:
-        raise ConfigError(f"{FIELD}.lr", "is empty; give one rate or more, as [1e-3,2e-3]")
+        raise ConfigError(f"{FIELD}.lr", "is empty; give one or more rates, such as [1e-3,2e-3]")
     return replace(tune, lr=sorted(set(tune.lr)))
 
 
@@ -61,13 +59,13 @@ def set_rate(jobs: Sequence[Job], rate: float) -> list[Job]:
         if RATE.match(override):
             raise ConfigError(
                 override.partition("=")[0].lstrip("+"),
-                f"cannot be combined with {FIELD}, which chooses it; leave one of them out",
+                f"cannot be combined with {FIELD}, which chooses it; leave one out",
             )
     return [Job([*job.overrides, f"optim.lr={rate!r}"], job.variant) for job in jobs]
 
 
 def shrink(budget: Mapping[str, Any], share: float) -> dict[str, Any]:
-    """Return this share of a budget in any unit, in whole steps and tokens."""
+    """Return this share of a budget, in any unit; steps and tokens stay whole."""
     return {
         unit: max(1, round(value * share)) if isinstance(value, int) else value * share
         for unit, value in budget.items()
@@ -76,9 +74,9 @@ def shrink(budget: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 
 def make_cell_key(settings: Mapping[str, Any], share: float = 1.0) -> str:
-    """Return a key that is equal for settings that differ only in seed and learning rate.
+    """Return a key that is the same for settings that differ only in seed and learning rate.
 
-    With a `share` it is the key of their trials, which have this share of their budget.
+    With a `share`, it is the key of their trials, which have this share of the budget.
     """
     own = {"seed": 0, "optim": {**settings["optim"], "lr": 1.0}}
     own["budget"] = {**settings["budget"], **shrink(settings["budget"], share)}
@@ -90,13 +88,13 @@ def tune_stage(
 ) -> Generator[Stage, Results, tuple[list[Plan], int]]:
     """Run the trials; return the plans at the best rate of each variant, and an exit code.
 
-    The code is not 0 if a variant diverged at every rate. A variant of which a trial failed
-    otherwise is skipped: a rate that is tried later could be better, and it would have runs at two.
-    Raises ConfigError if the seed of the trials is one of the plans'.
+    The code is not 0 if a variant diverged at every rate. A variant with a trial that failed for
+    another reason is skipped: that rate could later prove better, and it would have runs at two.
+    Raises ConfigError if the trials' seed is one of the plans' seeds.
     """
     if tune.seed in {one.cfg.seed for one in plans}:
         raise ConfigError(
-            f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
+            f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; use another"
         )
     own: dict[str, list[str]] = {}  # the overrides of each variant's trials, without their rates
     for one in plans:
@@ -131,17 +129,17 @@ def tune_stage(
     lines, code = [], 0
     for cell, tried in losses.items():
         name = "".join(f"{override} " for override in own[cell] if override not in common)
-        known = {rate: loss for rate, loss in tried.items() if loss is not None}
-        if len(known) < len(tried):
-            lines.append(f"{name}skipped: not all of its learning rates are known")
-        elif min(known.values()) == math.inf:
+        finished = {rate: loss for rate, loss in tried.items() if loss is not None}
+        if len(finished) < len(tried):
+            lines.append(f"{name}skipped: some trials have no result")
+        elif min(finished.values()) == math.inf:
             lines.append(f"{name}skipped: it diverged at every learning rate")
             code = DIVERGED
         else:
-            found = find_vertex(known) if tune.refine else find_best(known)
-            best[cell] = float(f"{found * tune.scale:.3g}") if tune.scale < 1 else found
-            taken = f"; {best[cell]:g} is taken" * (best[cell] != find_best(known))
-            lines.append(name + describe_rates(known) + taken)
+            rate = find_vertex(finished) if tune.refine else find_best(finished)
+            best[cell] = float(f"{rate * tune.scale:.3g}") if tune.scale < 1 else rate
+            used = f"; runs use {best[cell]:g}" * (best[cell] != find_best(finished))
+            lines.append(name + describe_rates(finished) + used)
     chosen = [
         Job([*(o for o in one.overrides if not RATE.match(o)), f"optim.lr={best[cell]!r}"])
         for one in plans
@@ -165,8 +163,8 @@ def find_best(losses: Mapping[float, float]) -> float:
 def find_vertex(losses: Mapping[float, float]) -> float:
     """Return the lowest point of a parabola through the best rate and its neighbours.
 
-    The parabola is one of the logarithm of the rate; three digits are kept. It is the best rate
-    itself if that lacks a neighbour, or if one of them diverged.
+    The parabola is over the logarithm of the rate; the result has three digits. It is the best rate
+    itself if that lacks a neighbour, or a neighbour diverged.
     """
     rates, best = sorted(losses), find_best(losses)
     i = rates.index(best)
@@ -174,40 +172,40 @@ def find_vertex(losses: Mapping[float, float]) -> float:
     if len(around) < 3 or not all(math.isfinite(losses[rate]) for rate in around):
         return best
     bend, slope, _ = np.polyfit(np.log(around), [losses[rate] for rate in around], 2)
-    vertex = math.exp(-slope / (2 * bend)) if bend > 0 else best  # losses may be almost equal
+    vertex = math.exp(-slope / (2 * bend)) if bend > 0 else best  # losses can be almost equal
     return float(f"{min(max(vertex, around[0]), around[2]):.3g}")
 
 
 def next_rate(losses: Mapping[float, float | None]) -> float | None:
-    """Return the rate beyond the best, if that is the lowest or highest of two or more; or None."""
+    """Return the next rate to try if the best of two or more is the lowest or highest, or None."""
     rates = sorted(losses)
-    known = {rate: loss for rate, loss in losses.items() if loss is not None}
-    if len(known) < len(rates) or not 2 <= len(rates) < MAX_RATES:
+    finished = {rate: loss for rate, loss in losses.items() if loss is not None}
+    if len(finished) < len(rates) or not 2 <= len(rates) < MAX_RATES:
         return None
-    if min(known.values()) == math.inf:
+    if min(finished.values()) == math.inf:
         return None
-    best = find_best(known)
+    best = find_best(finished)
     if best == rates[0]:
         return float(f"{rates[0] ** 2 / rates[1]:.6g}")
     return float(f"{rates[-1] ** 2 / rates[-2]:.6g}") if best == rates[-1] else None
 
 
 def describe_rates(losses: Mapping[float, float]) -> str:
-    """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)`, from loss by rate."""
+    """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)` from loss by rate."""
     best = find_best(losses)
     each = ", ".join(
         f"{rate:g}: {f'{loss:.4f}' if math.isfinite(loss) else 'diverged'}"
         for rate, loss in sorted(losses.items())
     )
     at_edge = len(losses) > 1 and best in (min(losses), max(losses))
-    return f"{best:g} is best ({each})" + ", at the edge: a better one may lie beyond" * at_edge
+    return f"{best:g} is best ({each})" + ", at the edge: a better one can lie beyond" * at_edge
 
 
 def mark_replaced(chosen: Sequence[Plan]) -> int:
-    """Mark finished runs of the plans' variants at other rates, of whatever seed.
+    """Mark finished runs of the plans' variants at other rates, whatever their seed.
 
-    Reports leave them out: a rate that was added to those of a sweep may turn out to be better.
-    Runs at the plans' rates lose their mark. Return how many runs were marked.
+    Reports leave them out: a rate added to a sweep can turn out to be better. Runs at the plans'
+    rates lose their mark. Return how many runs were marked.
     """
     count = 0
     best = {make_cell_key(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}

@@ -1,8 +1,8 @@
-"""`sweep.until`: adds as many seeds to the given ones as the comparisons need.
+"""`sweep.until`: adds as many seeds as the comparisons need.
 
-Stein's two stages: the spread of a difference over the first seeds says how many seeds an interval
-of the wanted width needs, and these are run. Nothing is tested in between, so no difference becomes
-likelier to be stated.
+It uses Stein's two stages: the spread of a difference over the first seeds says how many seeds an
+interval of the requested width needs, and the sweep runs these. Nothing is tested in between, so no
+difference becomes more likely to be stated.
 Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 """
 
@@ -21,17 +21,17 @@ from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import Results
 
 FIELD = "sweep.until"
-MIN_SEEDS = 5  # first seeds; fewer give too poor a deviation to plan by
+MIN_SEEDS = 5  # in the first stage; fewer estimate the deviation too poorly
 
 
 class Until:
-    """The seeds of the first stage, and from its results those of the second."""
+    """The seeds of the first stage, and those of the second, which follow from its results."""
 
     def __init__(self, home: Path, plans: Sequence[Plan]) -> None:
         """Take the plans' seeds as the first stage, or those that the sweep in `home` began with.
 
-        Raises ConfigError for too few seeds, and for a sweep that began with seeds that the plans
-        lack: a second stage must not pass for a first.
+        Raises ConfigError for too few seeds, and if the plans lack a seed that the sweep began
+        with: a second stage must not be taken for a first.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
@@ -39,8 +39,8 @@ class Until:
         if len(given) < MIN_SEEDS:
             raise ConfigError(
                 FIELD,
-                f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to begin with, not {len(given)}; "
-                "give seed=1,2,3,4,5",
+                f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to start with, not {len(given)}; "
+                "use seed=1,2,3,4,5",
             )
         before = read_json(home / NAME, TwoStages)
         if before is None:
@@ -48,15 +48,15 @@ class Until:
         if before is not None and not set(before.first) <= set(given):
             raise ConfigError(
                 FIELD,
-                f"{home} began with seed={','.join(map(str, before.first))}; give these, or "
+                f"{home} began with seed={','.join(map(str, before.first))}; use these, or "
                 "another experiment_name",
             )
         self.home, self.half_width, self.most = home, sweep.until, sweep.max_seeds
         self.first = before.first if before else tuple(given)
         self.half_widths = before.half_widths if before else {}
         print(
-            f"{FIELD}={sweep.until:g}: {len(self.first)} seeds of each variant, then as many more "
-            f"as it needs, up to {sweep.max_seeds}"
+            f"{FIELD}={sweep.until:g}: {len(self.first)} seeds of each variant, then as many as it "
+            f"needs, up to {sweep.max_seeds}"
         )
 
     def decide(
@@ -64,8 +64,8 @@ class Until:
     ) -> dict[str, list[int]]:
         """Return the seeds of the second stage, by `variant_key`, and print why.
 
-        They follow the first stage's, without `taken`. A variant whose comparison needs more than
-        `sweep.max_seeds`, or that lacks seeds of the first stage, keeps those it has.
+        They follow the first stage's, and skip `taken`. A variant gets no more seeds if its
+        comparison needs more than `sweep.max_seeds`, or if it lacks seeds of the first stage.
         """
         first = len(self.first)
         done = {
@@ -73,9 +73,9 @@ class Until:
             for plan in plans
             if (run := results.get(plan.folder)) is not None
         }
-        # All of the folder, as the report: its correction is over every row that is there.
+        # The whole folder, like the report, whose correction is over all of its rows.
         found = read_runs([self.home])[0] if done else []
-        # A run that was extended since has no result of its first budget any more.
+        # An extended run no longer has a result for its first budget.
         found = [run for run in found if not (run.provenance and run.provenance.budgets)]
         runs = [replace(run, folder=run.folder.resolve()) for run in found]
         runs = [run for run in runs if run.seed in self.first]
@@ -98,19 +98,19 @@ class Until:
                 name = f"{row.name} ({section.title})" if section.title else row.name
                 if needs > self.most:
                     print(
-                        f"{FIELD}: {name}: ±{self.half_width:g} would need about {needs:,} seeds; "
-                        f"not run (sweep.max_seeds={self.most})"
+                        f"{FIELD}: {name}: ±{self.half_width:g} needs about {needs:,} seeds, more "
+                        f"than sweep.max_seeds={self.most}; none added"
                     )
                     continue
-                more = f" needs {needs} seeds" if needs > first else ": the first are enough"
+                more = f" needs {needs} seeds" if needs > first else " has enough seeds"
                 print(f"{FIELD}: {name}{more}")
                 for key in both:
                     counts[key] = max(counts[key], needs)
         lacking = [p.cfg.variant for p in plans if variant_key(asdict(p.cfg)) not in ours]
         if lacking:
             names = ", ".join(dict.fromkeys(lacking))
-            print(f"{FIELD}: {names}: lacks some of the first {first} seeds; no more follow")
-        # Note the first stage for these variants, as asked for and as recorded.
+            print(f"{FIELD}: no more seeds for {names}, without all of the first {first}")
+        # Record the first stage of these variants, as planned now and as recorded.
         recorded = [RunFolder(run.folder).read_record() for own in ours.values() for run in own]
         keys = sorted({*ours, *map(variant_key, recorded)})
         half_widths = self.half_widths | dict.fromkeys(keys, self.half_width)

@@ -1,4 +1,4 @@
-"""Convert weights from one attention variant to another, and read and write checkpoints of
+"""Converts weights from one attention variant to another, and reads and writes checkpoints of
 GPT-2, Llama and Qwen2. It may import `runs` and what comes before it. Start reading at
 `convert.py`.
 """

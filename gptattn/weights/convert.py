@@ -1,7 +1,7 @@
-"""Convert weights from one attention variant to another, exactly where possible.
+"""Converts weights from one attention variant to another, exactly where possible.
 
 Variants with heads export and load a canonical per-head layout (`HeadWeights`). A conversion
-exports, changes the number of key/value heads, and loads.
+exports them, changes the number of key/value heads, and loads them.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ def convert_heads(
 ) -> HeadWeights:
     """Return the weights of the layer with `num_kv_heads` key/value heads.
 
-    Fewer heads: each new head replaces a group of consecutive old heads by their mean, the first of
-    them, or a random draw (`method`). More heads: each old head is copied to all heads of its
-    group, so the output does not change. Raises ValueError if neither count divides the other.
+    Fewer heads: each new head is the mean of a group of consecutive old heads, the first of them,
+    or a random draw (`method`). More heads: each old head is copied to all heads of its group, so
+    the output does not change. Raises ValueError if neither count divides the other.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1 and fig. 4.
     """
@@ -58,7 +58,7 @@ def convert_heads(
 
 
 def describe_mechanism(cfg: TrainConfig) -> tuple[object, ...]:
-    """Return the settings of the attention itself, without those that its weights ignore."""
+    """Return the settings of the attention itself that its weights depend on."""
     return drop_weightless(cfg.attn), cfg.pattern, cfg.layers
 
 
@@ -75,8 +75,8 @@ def drop_weightless(spec: Spec) -> Spec:
 
 
 def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
-    """Return what no conversion can change in the model, by the names of the settings."""
-    known: dict[str, Any] = {
+    """Return everything that a conversion cannot change in the model, by setting."""
+    values: dict[str, Any] = {
         "position": cfg.choices["position"],
         "model.num_layers": len(model.blocks),
         "model.d_model": model.token_embedding.embedding_dim,
@@ -90,21 +90,21 @@ def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
         "block.tied_head": cfg.block.tied_head,
     }
     if cfg.model.mlp == "none":
-        del known["model.d_mlp"]
+        del values["model.d_mlp"]
     for name in ROPE:
         kinds = [kind for kind in cfg.kinds() if name in kind.position]
         if len({kind.position[name] for kind in kinds}) == 1:
-            known[f"position.{name}"] = kinds[0].position[name]
-        for kind in kinds if f"position.{name}" not in known else ():
+            values[f"position.{name}"] = kinds[0].position[name]
+        for kind in kinds if f"position.{name}" not in values else ():
             layer = kind.field.replace("pattern.", "layers.")
-            known[f"{layer}.position.rope.{name}"] = kind.position[name]
+            values[f"{layer}.position.rope.{name}"] = kind.position[name]
     attentions = [block.attention for block in model.layers()]
     with_heads = next((one for one in attentions if isinstance(one, HasHeads)), None)
     if with_heads is not None:
         heads = with_heads.export_heads()
-        known["model.num_heads"] = len(heads.q_HDE)
-        known["model.qkv_bias"] = heads.q_bias_HD is not None
-    return known
+        values["model.num_heads"] = len(heads.q_HDE)
+        values["model.qkv_bias"] = heads.q_bias_HD is not None
+    return values
 
 
 def take_over(
@@ -117,8 +117,8 @@ def take_over(
 ) -> None:
     """Put the weights of `source` into `target`.
 
-    If the settings `theirs` and `ours` build the same layers, all weights are copied by name;
-    otherwise `convert` does it. Raises ConfigError as `convert` does.
+    If the settings `theirs` and `ours` build the same layers, it copies all weights by name;
+    otherwise it calls `convert`. Raises ConfigError as `convert` does.
     """
     if describe_layers(theirs) != describe_layers(ours):
         check_heads(source, theirs)
@@ -130,31 +130,31 @@ def take_over(
 
 
 def names_in_heads(attention: HasHeads) -> set[str]:
-    """Return the `state_dict()` keys that `HeadWeights` covers; a subclass may have more."""
+    """Return the `state_dict()` keys that `HeadWeights` covers; a subclass can have more."""
     return {name for names in attention.places_of_heads().values() for name in names}
 
 
 def check_heads(model: GPT, cfg: TrainConfig) -> list[HasHeads]:
-    """Return the attentions. Raise ConfigError for one without heads, named as the settings do."""
-    found = []
+    """Return the attentions. Raise ConfigError, with its setting, for one without heads."""
+    attentions = []
     for layer, block in enumerate(model.layers()):
         if not isinstance(block.attention, HasHeads):
             group = cfg.layer(layer).field
             name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
             raise ConfigError(
                 "to",
-                f"layer {layer}: {name} has no per-head weights to convert; only attentions with "
-                "weights for each head, such as mha and gqa, exchange them",
+                f"layer {layer}: {name} has no per-head weights to convert; use an attention with "
+                "weights for each head, such as mha or gqa",
             )
-        found.append(block.attention)
-    return found
+        attentions.append(block.attention)
+    return attentions
 
 
 def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
     for name in [*theirs, *ours]:
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ConfigError(
-                "to", f"{name} differs, but only the attention may; give both models the same sizes"
+                "to", f"{name} differs, but only the attention can; give both models the same sizes"
             )
 
 
@@ -162,10 +162,10 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
 def convert(source: GPT, target: GPT, method: str = "mean", seed: int = 0) -> None:
     """Put the weights of `source` into `target`, which differs only in its attention.
 
-    The outputs stay equal between MultiHeadAttentionWrapper, MultiHeadAttention and
-    GroupedQueryAttention with one key/value head per query head, and where key/value heads are
-    only copied. If the target has fewer, `method` merges them. Raises ConfigError if the weights
-    cannot be converted.
+    The outputs stay the same between MultiHeadAttentionWrapper, MultiHeadAttention and
+    GroupedQueryAttention with one key/value head per query head, and if key/value heads are only
+    copied. If the target has fewer, `method` merges them. Raises ConfigError if the weights cannot
+    be converted.
     """
     theirs = {k: v for k, v in source.state_dict().items() if ".attention." not in k}
     ours = {k: v for k, v in target.state_dict().items() if ".attention." not in k}
@@ -202,7 +202,7 @@ def _convert_layer(old: Attention, new: Attention, method: str, generator: torch
     lost = [name for name in theirs if name not in names_in_heads(old) | both.keys()]
     if lost:
         raise ValueError(
-            f"{', '.join(lost)} of {type(old).__name__} would be lost; keep the variant"
+            f"{', '.join(lost)} of {type(old).__name__} would be lost; keep this variant"
         )
     new.load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
     new.load_state_dict(both, strict=False)

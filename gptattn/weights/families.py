@@ -1,4 +1,4 @@
-"""The kinds of Hugging Face checkpoints that we read and write, each a table of names."""
+"""The families of Hugging Face checkpoints that we read and write, each a table of names."""
 
 import re
 from collections.abc import Mapping
@@ -8,44 +8,44 @@ from typing import Any
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 
-HEAD = "lm_head"  # the same name in all families, and without their prefix
+HEAD = "lm_head"  # the same name in all families, without a prefix
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model, such as GPT-2.
+    """A family of models, such as GPT-2.
 
-    If several of our modules share a name in `names`, that tensor holds ours one after the other.
-    A value of `defaults` or `required` may be a function of the other keys of config.json.
+    If several of our modules share a name in `names`, that tensor is ours concatenated. A value of
+    `defaults` or `required` can be a function of the other keys of config.json.
     """
 
     name: str  # `model_type` in config.json
     architecture: str  # the class in transformers
     fixed: dict[str, Any]  # the settings that all its models share
-    settings: dict[str, str]  # the other settings, ours -> their key in config.json
+    settings: dict[str, str]  # other settings: ours -> the key in config.json
     defaults: dict[str, Any]  # what a missing key means
-    accepted: dict[str, tuple[Any, ...]]  # values of further keys; first the one that we write
+    accepted: dict[str, tuple[Any, ...]]  # allowed values of other keys; we write the first
     names: dict[str, str]  # our module, or one parameter of it -> theirs; N is the layer's number
-    prefix: str  # of all names but the head's, as we write them and in most files
-    skipped: tuple[str, ...]  # suffixes of names that are not read
-    required: dict[str, Any]  # the only value of a key that is not written
-    transposed: tuple[str, ...] = ()  # beginnings of names of matrices that are stored transposed
+    prefix: str  # of all names except the head's, in what we write and most files
+    skipped: tuple[str, ...]  # suffixes of names that we do not read
+    required: dict[str, Any]  # the only allowed values of keys that we do not write
+    transposed: tuple[str, ...] = ()  # prefixes of matrices stored transposed
 
     def read_values(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Return our settings in a config.json. Raises ValueError or KeyError for another model."""
-        # transformers 5 writes `rope_parameters`; before, `rope_theta` stood beside `rope_scaling`.
+        # transformers 5 writes `rope_parameters`; earlier versions `rope_theta` and `rope_scaling`.
         rope = {**(node.get("rope_scaling") or {}), **(node.get("rope_parameters") or {})}
         rope = {key: value for key, value in rope.items() if key in ROTARY}
         given = {key: one for key, one in [*node.items(), *rope.items()] if one is not None}
         given = _evaluate(self.defaults, given) | given
         only = {key: (value,) for key, value in _evaluate(self.required, given).items()}
-        only["is_causal"] = (True,)  # which their attention asks the config for, where it has it
+        only["is_causal"] = (True,)  # their attention reads it from the config, if it is there
         for key, allowed in (self.accepted | only).items():
             if given.get(key, allowed[0]) not in allowed:
                 raise ValueError(f"{key} is {given[key]!r:.60}, but must be {allowed[0]!r:.60}")
         for key in self.settings.values():
             if not isinstance(given[key], int | float):
-                raise ValueError(f"{key} is {given[key]!r:.60}, not a number or a bool")
+                raise ValueError(f"{key} is {given[key]!r:.60}, but must be a number or a bool")
         return {ours: given[key] for ours, key in self.settings.items()}
 
     def make_settings(self, values: Mapping[str, Any], tokenizer: list[str]) -> TrainConfig:
@@ -61,7 +61,7 @@ class Family:
         return settings([*as_overrides(chosen), *tokenizer])
 
     def rename(self, ours: str) -> str:
-        """Return the name of the tensor in which theirs holds our parameter."""
+        """Return the name of their tensor that holds our parameter."""
         key = re.sub(r"^blocks\.\d+", "blocks.N", ours)
         module, _, kind = key.rpartition(".")
         name = self.names.get(key) or f"{self.names[module]}.{kind}"
@@ -75,7 +75,7 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
 
 # Positions that are neither stretched nor partial; `type` is the older key.
 UNCHANGED_ROTARY = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-ROTARY = (*UNCHANGED_ROTARY, "rope_theta")  # the keys of a group of rotary settings that count
+ROTARY = (*UNCHANGED_ROTARY, "rope_theta")  # the rotary settings that we read
 
 
 def _evaluate(table: Mapping[str, Any], node: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gptattn.weights.convert import check_heads, convert, describe_model
 from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
+INDEX = f"{WEIGHTS}.index.json"  # of weights split into several files
 # Patterns of the files fetched from the hub.
 FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", FILE)
 GPT2_END = 50256  # <|endoftext|>
@@ -30,7 +30,7 @@ TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 
 
 def find_family(folder: Path) -> Family | None:
-    """Return the family of the checkpoint in `folder`, or None if that has no config.json.
+    """Return the family of the checkpoint in `folder`, or None if it has no config.json.
 
     Raises CheckpointError if its config.json is damaged or names another kind of model.
     """
@@ -38,7 +38,7 @@ def find_family(folder: Path) -> Family | None:
     if not file.is_file():
         return None
     try:
-        # GPT-2's own release does not say.
+        # The original GPT-2 has no model_type.
         name = json.loads(file.read_bytes()).get("model_type", GPT2.name)
         if name not in FAMILIES:
             raise ValueError(f"model_type is {name!r:.60}, but must be one of {[*FAMILIES]}")
@@ -48,7 +48,7 @@ def find_family(folder: Path) -> Family | None:
 
 
 def find_tokenizer(folder: Path, family: Family) -> str | None:
-    """Return the choice in conf/tokenizer that reads the folder's own; None: it has none."""
+    """Return the choice in conf/tokenizer for the folder's tokenizer; None if it has none."""
     if find_file(folder) is None:
         return None
     try:
@@ -62,9 +62,9 @@ def find_tokenizer(folder: Path, family: Family) -> str | None:
 def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
     """Load the settings and the model in `folder`, in eval mode and float32, on the CPU.
 
-    Without a tokenizer.json, the settings have the byte tokenizer. Raises CheckpointError
-    if a file is missing or damaged, or the weights do not fit config.json; NumericError for a
-    weight that is not finite.
+    Without a tokenizer.json, the settings have the byte tokenizer. Raises CheckpointError if a file
+    is missing or damaged, or the weights do not fit config.json; NumericError for a weight that is
+    not finite.
     """
     file = folder / CONFIG
     tokenizer = ["tokenizer=byte"]
@@ -76,7 +76,7 @@ def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
         model = build_model(cfg, cfg.model.vocab_size)
     except (*DAMAGE, ConfigError) as error:
         raise _unusable(file, error) from None
-    # The file may also contain a tied head.
+    # The file can also contain a tied head.
     skipped = (*family.skipped, *([f".{HEAD}.weight"] if cfg.block.tied_head else []))
     weights = read_weights(folder, family.prefix, skipped)
     for name, parts in group_by_name(family, model.state_dict()).items():
@@ -85,9 +85,9 @@ def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
         read, expected = weights.pop(name), transpose(family, name, torch.cat(parts)).shape
         if read.shape != expected:
             shapes = f"{list(read.shape)}, not {list(expected)}"
-            raise CheckpointError("path", f"{folder}: {name} is {shapes}")
+            raise CheckpointError("path", f"{folder}: {name} has shape {shapes}")
         if not torch.isfinite(read).all():
-            raise NumericError("path", f"{folder}: {name} is not finite; use other weights")
+            raise NumericError("path", f"{folder}: {name} has NaN or infinity; use other weights")
         sizes = [len(part) for part in parts]
         for part, own in zip(parts, transpose(family, name, read).split(sizes), strict=True):
             part.copy_(own)
@@ -98,10 +98,10 @@ def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
 
 @torch.no_grad()
 def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
-    """Write a folder that transformers opens: Llama's or Qwen2's with RMSNorm, else GPT-2's.
+    """Write a folder that transformers opens: a Llama or Qwen2 for RMSNorm, otherwise a GPT-2.
 
-    The model is converted to the family's own attention. Raises ConfigError if the family has no
-    such model: another block, head or positions, an attention with other parameters, or one that
+    The model is converted to the family's attention. Raises ConfigError if the family cannot
+    represent it: another block, head or positions, an attention with other parameters, or one that
     computes something else from the same heads.
     """
     heads = [one.export_heads() for one in check_heads(model, cfg)]
@@ -111,10 +111,10 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
         family = FAMILIES["qwen2" if values["model.qkv_bias"] else "llama"]
     wanted = {name: v for name, v in family.fixed.items() if values.get(name, v) != v}
     if wanted:
-        found = " ".join(as_overrides({name: values[name] for name in wanted}))
+        present = " ".join(as_overrides({name: values[name] for name in wanted}))
         needed = " ".join(as_overrides(wanted))
-        raise ConfigError("to", f"this model has {found}, but {family.name} needs {needed}")
-    # Where a layer has fewer key/value heads, `convert` copies them, which changes no output.
+        raise ConfigError("to", f"this model has {present}, but {family.name} needs {needed}")
+    # If a layer has fewer key/value heads, `convert` copies them, which does not change outputs.
     values["attn.num_kv_heads"] = max(len(one.k_GDE) for one in heads)
     given = {name: values[name] for name in family.settings if name in values}
     plain = build_model(family.make_settings(given, []), model.vocab_size).to(model.head.weight)
@@ -123,8 +123,8 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
         if not attend_alike(own.attention, other.attention):
             raise ConfigError(
                 "to",
-                f"layer {layer}: the same heads give other outputs in {family.name}, whose scores "
-                "have no scale but head_dim ** -0.5, no window and no soft cap",
+                f"layer {layer}: the same heads give other outputs in {family.name}, which scales "
+                "scores by head_dim ** -0.5 and has no window and no soft cap",
             )
     end = GPT2_END if family is GPT2 and model.vocab_size > GPT2_END else None
     config = {
@@ -148,8 +148,8 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
 def attend_alike(attention: Attention, plain: Attention) -> bool:
     """Whether both give the same outputs.
 
-    It compares numbers, as a variant may change scores in any way. The inputs are ten times what a
-    norm gives, so that a soft cap shows.
+    It compares outputs, because a variant can change scores in any way. The inputs are ten times
+    what a norm gives, which makes a soft cap visible.
     """
     longest = attention.context_length
     T, w = min(longest, TRIAL_TOKENS), next(plain.parameters())
@@ -157,12 +157,12 @@ def attend_alike(attention: Attention, plain: Attention) -> bool:
     x_BTE = 10 * x_BTE.to(w)
     own, expected = attention.eval()(x_BTE), plain.eval()(x_BTE)
     alike = bool((own - expected).abs().max() <= 1e-3 * expected.std())
-    # All pairs, also those beyond the trial.
+    # Compares all pairs, also those beyond the trial.
     return alike and attention.flops(longest, longest) == plain.flops(longest, longest)
 
 
 def group_by_name(family: Family, ours: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
-    """Return our tensors that each of theirs holds, one after the other."""
+    """Return our tensors that make up each of theirs, in order."""
     groups: dict[str, list[Tensor]] = defaultdict(list)
     for name, tensor in ours.items():
         groups[family.rename(name)].append(tensor)
@@ -177,13 +177,13 @@ def transpose(family: Family, name: str, tensor: Tensor) -> Tensor:
 def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[str, Tensor]:
     """Return the folder's tensors, except those whose names end as in `skipped`.
 
-    They are memory-mapped, and named without the prefix. Raises CheckpointError if a file is
-    missing or damaged.
+    They are memory-mapped, with the prefix removed from their names. Raises CheckpointError if a
+    file is missing or damaged.
     """
     files, index = [WEIGHTS], folder / INDEX
     if index.is_file() and not (folder / WEIGHTS).exists():
         try:
-            # Names of files beside it, wherever the index says that they lie.
+            # Only names: the files must lie in this folder, whatever the index says.
             files = sorted(
                 {Path(name).name for name in json.loads(index.read_bytes())["weight_map"].values()}
             )
@@ -200,5 +200,5 @@ def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[st
 
 
 def _unusable(file: Path, error: BaseException) -> CheckpointError:
-    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    reason = f"no key {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
     return CheckpointError("path", f"{file} cannot be used ({reason[:200]})")

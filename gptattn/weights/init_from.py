@@ -1,4 +1,4 @@
-"""Begin a run from the weights that `init_from` names: a run's, or a Hugging Face folder's."""
+"""Starts a run from the weights that `init_from` names: a run's or a Hugging Face folder's."""
 
 import contextlib
 import hashlib
@@ -25,13 +25,13 @@ class Origin:
 
     model: GPT
     cfg: TrainConfig
-    tokenizer: str | None  # the choice that fits; None: it has none
+    tokenizer: str | None  # the matching choice in conf/tokenizer; None: it has none
     digest: str  # SHA-256 of the weights
     made_by: str  # `Provenance.digest` of the run that made them; "" if unknown
 
 
 def read_origin(cfg: TrainConfig) -> Origin:
-    """Read what `cfg.init_from` names: a run, a converted model or a Hugging Face checkpoint.
+    """Read the run, converted model or Hugging Face checkpoint that `cfg.init_from` names.
 
     Raises CheckpointError if it cannot be read.
     """
@@ -41,7 +41,7 @@ def read_origin(cfg: TrainConfig) -> Origin:
         if not folder.is_dir():
             raise CheckpointError(
                 "run",
-                f"{folder} is not a folder; give a run's, a GPT-2's, a Llama's, or hf:owner/name",
+                f"{folder} is not a folder; give a run, a GPT-2, a Llama or hf:owner/name",
             )
         family = find_family(folder)
         if family is None:
@@ -54,26 +54,26 @@ def read_origin(cfg: TrainConfig) -> Origin:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
-    made = RunFolder(folder).read_provenance()
-    return Origin(model, theirs, tokenizer, digest.hexdigest(), made.digest if made else "")
+    record = RunFolder(folder).read_provenance()
+    return Origin(model, theirs, tokenizer, digest.hexdigest(), record.digest if record else "")
 
 
 def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     """Put the weights of `origin` into `model`, which was built from `cfg`.
 
-    On the meta device this only checks that they fit. Raises ConfigError if they cannot be
-    converted, naming other settings that would help.
+    On the meta device, it only checks that they fit. Raises ConfigError if they cannot be
+    converted; the error names settings that would help.
     """
     with _errors_name_init_from():
         if describe_mechanism(origin.cfg) != describe_mechanism(cfg):
-            # First, since no override can fix this.
+            # Check this first, since no override can fix it.
             check_heads(origin.model, origin.cfg)
             check_heads(model, cfg)
         theirs, ours = (one.tokenizer.get("sha256") for one in (origin.cfg, cfg))
         if None not in (theirs, ours) and theirs != ours:
             raise ConfigError(
                 "to",
-                f"{cfg.init_from} was trained with other tokens than this run's; give "
+                f"{cfg.init_from} was trained with another tokenizer than this run's; give "
                 f"tokenizer.path={cfg.init_from}",
             )
         needed = as_overrides(list_settings_needed(origin, model, cfg))
@@ -95,7 +95,7 @@ def _errors_name_init_from() -> Iterator[None]:
 
 
 def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[str, Any]:
-    """Return the settings that would give the target the sizes and the block of the origin.
+    """Return the settings that would give the target the origin's sizes and block.
 
     Raises ConfigError if this run's tokenizer needs more ids than the origin has.
     """
@@ -111,14 +111,14 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
         raise ConfigError(
             "to",
             f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
-            f"{target.vocab_size:,}; use the tokenizer that it was trained with",
+            f"{target.vocab_size:,}; use the tokenizer it was trained with",
         )
     if "position" in different:
         different |= {n: v for n, v in theirs.items() if n.startswith("position.")}
     stretched = ours.get("position.stretch", 1.0) > theirs.get("position.stretch", 1.0)
     if stretched:
         different.pop("position.stretch", None)
-    # No weight depends on the context, but positions beyond the source's are new to its weights.
+    # No weight depends on the context, but positions beyond the source's are new to the weights.
     shorter = target.context_length < source.context_length
     if source.input_position is None and (shorter or stretched):
         different.pop("model.context_length", None)
@@ -126,5 +126,5 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
         different.pop("model.num_heads", None)
     width = default_width(source.style.mlp, source.token_embedding.embedding_dim)
     if theirs.get("model.d_mlp") == width and cfg.model.d_mlp is None:
-        different.pop("model.d_mlp", None)  # this run gets it anyway, at the source's width
+        different.pop("model.d_mlp", None)  # this run has it already, at the source's width
     return given | different

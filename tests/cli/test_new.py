@@ -49,7 +49,7 @@ def test_the_readme_shows_the_file_that_is_written(tmp_path, monkeypatch):
     [
         ("my-attention", "cannot name"),
         ("none", "cannot name"),  # its class would be None
-        ("gqa", "menu"),
+        ("gqa", "taken"),
         ("json", "installed"),
         ("mine_too", "attn/mine_too.yaml"),
     ],

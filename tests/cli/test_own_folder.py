@@ -45,7 +45,7 @@ def test_the_two_files_work_where_the_command_is_typed_and_nowhere_else(tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         generate.run([f"run={here / 'run'}", "prompt=a", "tokens=3"])
-        assert "no cache: the whole text is read again for each token" in capfd.readouterr().err
+        assert "no cache: " in capfd.readouterr().err
         patch.chdir(tmp_path)  # above it: still files of whoever types
         assert load_run(here / "run").cfg.variant == "own_shift"
         (tmp_path / "else").mkdir()

@@ -1,4 +1,4 @@
-"""The report of accuracies by length and slice: columns, a figure, and what was not asked."""
+"""The report of accuracies by length and slice: columns, a figure, and lengths not tested."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -18,7 +18,7 @@ T975 = 4.302653  # Student's t for two degrees of freedom, from a table
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Three seeds of two variants, of which `gqa` was not asked beyond 128."""
+    """Three seeds of two variants; `gqa` was not tested beyond 128."""
     for variant, lengths in (("gqa", (64, 128)), ("mha", (64, 128, 1024))):
         for seed in (1, 2, 3):
             found = {f"val/accuracy_{n}": 1 - 0.1 * seed * (n > 64) for n in lengths}
@@ -35,8 +35,8 @@ def test_each_length_and_slice_is_a_column_after_the_accuracy(sweep, capsys):
         *("at 64", "at 128", "at 1024", "at pairs_4", "at pairs_16")
     ]
     section_table(only_section(sweep)).print(Console(width=70))
-    said = " ".join(capsys.readouterr().out.split())
-    assert "report's files: 95% interval, p, at 1024, at pairs_4, at pairs_16, " in said
+    out = " ".join(capsys.readouterr().out.split())
+    assert "report's files: 95% interval, p, at 1024, at pairs_4, at pairs_16, " in out
     assert gqa[start + 1 : start + 6] == ["1.0000", "0.8000", "\u2013", "1.0000", "0.5000"]
 
 
@@ -49,11 +49,11 @@ def test_the_band_of_a_length_is_its_interval_over_seeds(sweep):
     assert bands["mha"].high[1:] == pytest.approx([0.8 + half] * 2)
 
 
-def test_the_page_has_the_figure_and_says_what_was_not_asked(sweep, capsys):
+def test_the_page_has_the_figure_and_says_what_was_not_tested(sweep, capsys):
     report(sweep)
     page = page_text(sweep / "comparison" / "comparison.html")
-    for shown in ("Accuracy by length", "not asked beyond the trained length"):
+    for shown in ("Accuracy by length", "not tested beyond the trained length"):
         assert shown in page
     drawn = ET.parse(sweep / "comparison" / "accuracy_length.svg").iter()
     assert {"mha", "gqa", "1,024"} <= {"".join(node.itertext()) for node in drawn}
-    assert "are bound: gqa\n" in capsys.readouterr().out
+    assert "cannot exceed: gqa\n" in capsys.readouterr().out

@@ -110,7 +110,7 @@ def test_what_cannot_be_compared_is_left_out_with_the_reason():
         "code (gptattn.model.gpt)": ["mla on parity"],
         "not one of the tasks": ["tpa on copy"],
         "stale": ["kda on parity"],
-        "other losses": ["dsa on parity"],
+        "shipped losses": ["dsa on parity"],
         "settings (rows)": ["sliding on parity"],
     }
     assert [*battery.left_out.values()] == [*expected.values()]

@@ -220,7 +220,8 @@ def test_a_section_without_the_baseline_has_another_and_says_so(tmp_path):
     write_run(tmp_path / "b", "gqa", 1, 2.1, config={"budget": {"steps": 2000}})
     short, long = load_comparison(tmp_path, baseline="mha").sections
     assert (short.warnings, long.baseline) == ([], "gqa")
-    assert long.warnings == ["mha is not among these runs; the baseline here is gqa"]
+    (line,) = long.warnings
+    assert "baseline here is gqa" in line
     with refuses("baseline: gqa"):
         load_comparison(tmp_path, baseline="gpa")
 

@@ -242,7 +242,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         "seeds 21, 22;": ["few"],
         "seeds 22, 23, 24;": ["picked"],
         f"code (gptattn.model.gpt); {TRAIN_BASELINE}": ["old"],
-        "no 300 steps": ["long"],
+        "300 steps": ["long"],
         f"settings (batch_size); {TRAIN_BASELINE}": ["wide"],
         "another has more": ["mha at 100 steps"],
         "settings (batch_size)": ["mha at 100 steps", "mla"],
@@ -266,8 +266,8 @@ def test_ones_own_baseline_counts_if_its_budgets_are_enough():
 def test_a_baseline_that_makes_no_curve_is_refused():
     level = [changed(one, losses={1: 3.0, 2: 3.1}) for one in BASE]
     of_one_seed = [*BASE[:2], *shipped(*bases(range(1, 2)))]
-    for base, said in ((BASE[:2], "3 budgets"), (of_one_seed, "3 budgets"), (level, "fall")):
-        with refuses(f"track: {said}", 3):
+    for base, problem in ((BASE[:2], "budgets"), (of_one_seed, "budgets"), (level, "fall")):
+        with refuses(f"track: {problem}", 3):
             make_track([], base)
 
 

@@ -120,10 +120,10 @@ def test_layers_keep_their_own_cache_where_a_kind_does_not_apply():
     ("attn", "name", "said"),
     [
         (["gated_deltanet"], "int8", "gated_deltanet"),
-        (["gqa"], "window:11", "no layer"),
-        (["gqa"], "sink4+window:7", "no layer"),
+        (["gqa"], "window:11", "changes no cache"),
+        (["gqa"], "sink4+window:7", "changes no cache"),
         (["sliding"], "sink1+window:1", "window of 3"),
-        (["mha", "model.d_model=30"], "int4", "no layer"),  # five numbers a head
+        (["mha", "model.d_model=30"], "int4", "changes no cache"),  # five numbers a head
         *((["mha"], name, "full, bf16, int8") for name in ("int3", "window:0", "sink4", "full+")),
     ],
 )

@@ -243,10 +243,10 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path):
     [
         ("gpt2", {"n_layer": 3}, "lacks h.2.ln_1.weight"),
         ("gpt2", {"n_layer": 1}, "has an unknown tensor 'h.1"),
-        ("gpt2", {"n_embd": 24}, "wte.weight is [17, 20], not [17, 24]"),
+        ("gpt2", {"n_embd": 24}, "wte.weight has shape [17, 20], not [17, 24]"),
         ("gpt2", {"n_layer": "many"}, "n_layer"),
         ("llama", {"head_dim": 12}, "head_dim is 12"),
-        ("llama", {"num_key_value_heads": 2}, "k_proj.weight is [30, 60], not [20, 60]"),
+        ("llama", {"num_key_value_heads": 2}, "k_proj.weight has shape [30, 60]"),
         ("llama", {"attention_bias": True}, "attention_bias is True"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "type is 'linear'"),

@@ -1,1 +1,1 @@
-"""The commands besides training, each of them gptattn-NAME."""
+"""The commands other than training, each installed as gptattn-NAME."""

@@ -1,7 +1,7 @@
 """Draws a run's attention weights.
 
-It writes layer_00.png, ... and attention.html, and prints each layer's means over its heads:
-entropy, in nats, and the weight on the first token (sink).
+It writes layer_00.png, ... and attention.html, and prints two means over the heads of each layer:
+the entropy in nats, and the weight on the first token (sink).
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.config import Accelerator
 
-MAX_TOKENS = 512  # of a prompt: the page of GPT-2 small, with 144 heads, then has 25 MB
+MAX_TOKENS = 512  # of a prompt: GPT-2 small, with 144 heads, then has a page of 25 MB
 
 
 @dataclass(frozen=True)
 class Arguments:
     """prompt="To be" run=outputs/..."""
 
-    run: Path = option("a run folder, or one that convert made")
-    prompt: str = option("the text to compute attention on; prompt=- reads stdin")
-    out: Path | None = option("default: RUN/attention; earlier maps are replaced")
+    run: Path = option("a run folder, or one made by gptattn-convert")
+    prompt: str = option("the text to show attention for; prompt=- reads stdin")
+    out: Path | None = option("where to write; default: RUN/attention; replaces earlier maps")
     device: Accelerator = option("cpu, gpu or auto", "auto")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Write a picture of each layer and a page over all, and print each layer's means.
+    """Write a picture of each layer and a page of all layers; print each layer's means.
 
     Raises a UserError for wrong arguments, NumericError for weights that are NaN or infinite.
     """
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> None:
     tokens = saved.tokenizer.encode(prompt, "prompt").astype("int64")
     if not model.layers_with_maps():
         raise ConfigError(
-            "run", f"attn={saved.cfg.variant} has no attention weights to show; give another run"
+            "run", f"attn={saved.cfg.variant} has no attention weights to show; use another run"
         )
     most = min(model.context_length, MAX_TOKENS)
     if len(tokens) > most:
@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> None:
 
     out = args.out or RunFolder(args.run).maps
     claim_folder(out, "maps", "out", "layer_*.png", "attention.html")
-    for old in out.glob("layer_*.png"):  # they may show another prompt
+    for old in out.glob("layer_*.png"):  # they can show another prompt
         if old.stem.removeprefix("layer_").isdecimal():
             old.unlink()
     layers: list[Layer] = []
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> None:
     for number, w_BHTS in model.to(device).each_attention(ids.to(device)):
         if not torch.isfinite(w_BHTS).all():
             raise NumericError(
-                "run", f"{saved.source}: NaN or infinity in layer {number}; give another run"
+                "run", f"{saved.source}: NaN or infinity in layer {number}; use another run"
             )
         entropy_H, sink_H = (value_H.tolist() for value_H in measure_heads(w_BHTS))
         w_HTS = w_BHTS[0].float().cpu().numpy()
@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> None:
         title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
         write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
-    keys = torch.arange(2, len(labels) + 1, dtype=torch.float64)  # of each query but the first
+    keys = torch.arange(2, len(labels) + 1, dtype=torch.float64)  # for each query but the first
     even = keys.log().mean().item(), keys.reciprocal().mean().item()
     page = render_page(
         layers,

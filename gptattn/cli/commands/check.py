@@ -1,8 +1,8 @@
-"""Checks an attention as the menu's are tested.
+"""Checks an attention with the tests that every built-in one passes.
 
-Each kind of layer must be causal, give the same outputs through its cache, have right gradients,
-compute on the run's device in its precision what it does on a CPU, and be complete in a checkpoint.
-Exits with 2 at the first check that fails.
+Each kind of layer must be causal, give the same outputs through its cache, have correct gradients,
+give the same outputs on the run's device and precision as on a CPU in float32, and be complete in a
+checkpoint. Exits with 2 at the first check that fails.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,11 +35,11 @@ DROPOUT = 0.4
 class Arguments:
     """attn=mine"""
 
-    attn: str = option("the attention; all settings of train.py can be given")
+    attn: str = option("the attention; you can also give any setting of train.py")
 
 
 def check(overrides: Sequence[str]) -> None:
-    """Print a line for each check. Raises a UserError for the first that fails."""
+    """Print a line per check. Raises a UserError for the first that fails."""
     cfg = settings(overrides)
     print(cfg.variant)
     checks = {"contract": _check_contract, "saving": _check_saving, "documents": _check_documents}
@@ -51,11 +51,11 @@ def check(overrides: Sequence[str]) -> None:
 
 def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
-    yield f"outputs of {TOKENS} tokens do not change with later tokens, other rows or other batches"
+    yield f"outputs of {TOKENS} tokens do not depend on later tokens, other rows or other batches"
     yield "prefixes, and chunks through the cache, give the same outputs"
-    yield "gradients are finite, and those of finite differences; nothing is random in evaluation"
+    yield "gradients are finite and match finite differences; evaluation is not random"
     check_device(cfg)
-    yield f"computes in {cfg.trainer.precision} on the run's device as on a CPU in float32"
+    yield f"{cfg.trainer.precision} on the run's device gives the same as float32 on a CPU"
     yield from (f"note: {note.partition(': ')[2]}" for note in notes)
 
 
@@ -67,8 +67,8 @@ def _check_saving(cfg: TrainConfig) -> Iterator[str]:
         if not _same(run(first, x), run(second, x)):
             raise BrokenLayer(
                 first.field,
-                f"{first.title} is not whole in a checkpoint: a copy with its state_dict() gives "
-                "other outputs; use nn.Parameter or register_buffer for what is drawn or learned",
+                f"{first.title} is incomplete in a checkpoint: a copy with its state_dict() gives "
+                "other outputs; use nn.Parameter or register_buffer for learned or random tensors",
             )
     yield "a copy with the same state_dict() gives the same outputs"
 
@@ -76,7 +76,7 @@ def _check_saving(cfg: TrainConfig) -> Iterator[str]:
 def _check_documents(cfg: TrainConfig) -> Iterator[str]:
     for stack in _build_stacks(cfg):
         if not all(layer.keeps_documents for layer in stack.layers):
-            yield f"{stack.title} cannot keep documents apart: data.mask_documents is refused"
+            yield f"{stack.title} cannot keep documents apart; don't use data.mask_documents"
             return
         x = stack.draw_x()
         number_BT = (torch.arange(x.shape[1]) >= 20).long().expand(len(x), -1)
@@ -84,7 +84,7 @@ def _check_documents(cfg: TrainConfig) -> Iterator[str]:
         if not _same(both, torch.cat([run(stack, x[:, :20]), run(stack, x[:, 20:])], 1)):
             raise BrokenLayer(
                 stack.field,
-                f"{stack.title} mixes documents of one row; keep them apart, or leave "
+                f"{stack.title} mixes the documents in a row; keep them apart, or set "
                 "keeps_documents = False",
             )
     yield "documents in one row do not see each other"

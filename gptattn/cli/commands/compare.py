@@ -1,4 +1,4 @@
-"""Compare finished runs: a table, and a page with intervals, tests and plots."""
+"""Compares finished runs in a table, and on a page with intervals, tests and plots."""
 
 import sys
 from collections.abc import Sequence
@@ -20,36 +20,36 @@ class Arguments:
     """outputs/attention_suite markdown=true"""
 
     folder: tuple[Path, ...] = option(
-        "of runs or sweeps, or below benchmarks; folder= may be left out, and several may be given",
+        "a folder of runs or sweeps, or one in benchmarks; can be repeated; folder= is optional",
         (Path("outputs"),),
         positional=True,
     )
     baseline: str | None = option("the row to compare with; default: mha")
     by: tuple[str, ...] = option(
-        "the settings to compare, with all others held; default: the attention", ()
+        "the settings to compare, with all others fixed; default: the attention", ()
     )
     metrics: tuple[str, ...] = option(
-        "further metrics for the table, by their names in metrics.jsonl", ()
+        "additional metrics for the table, by their names in metrics.jsonl", ()
     )
-    out: Path | None = option("where the files go; default: comparison in the first folder")
-    files: bool = option("false: print only", True)
-    markdown: bool = option("true: only print the table, as Markdown", False)
-    speed: bool = option("true: measure the speeds that are missing, on this machine", False)
+    out: Path | None = option("where to write the files; default: comparison in the first folder")
+    files: bool = option("false: print, but write no files", True)
+    markdown: bool = option("true: only print the table as Markdown", False)
+    speed: bool = option("true: first measure missing speeds, on this machine", False)
     ship: bool = option(
-        "true, for the track and the battery: also write each entry to benchmarks/, to be shipped",
+        "true (track and battery): also write the new entries to benchmarks/, to ship them",
         False,
     )
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Compare the runs, then print or write what was asked.
+    """Compare the runs, and print or write the report.
 
     Raises a UserError for wrong arguments, and if a folder has no finished run.
     """
     args = parse(Arguments, arguments)
     homes = {folder: experiment for experiment, folder in SHIPPED.items()}
     experiment = homes.get(args.folder[0].resolve()) if len(args.folder) == 1 else None
-    # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
+    # Before the slow imports of pandas and scipy, so that mistakes in folders are reported at once.
     runs, skipped = ([], []) if experiment else read_runs(args.folder)
     from gptattn.compare.report import describe_open_sweeps, publish
 
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
         return
     if args.ship:
         raise ConfigError(
-            "ship", "these are not runs of the attention track or the battery; leave it out"
+            "ship", "only applies to runs of the attention track or the battery; leave it out"
         )
 
     from gptattn.compare.comparison import compare
@@ -90,8 +90,8 @@ def run(arguments: Sequence[str]) -> None:
         return
 
     first = args.folder[0]
-    beside = first.absolute().parent if any(run.folder == first for run in runs) else first
-    out = (args.out or beside / "comparison") if args.files else None
+    home = first.absolute().parent if any(run.folder == first for run in runs) else first
+    out = (args.out or home / "comparison") if args.files else None
     publish(comparison, out, still_open)
 
 
@@ -131,7 +131,7 @@ def _report_shipped(
     else:
         own = track.read_entries(runs, count_caches)
         others = track.read_shipped(home, track.Entry)
-        if own:  # which must have the experiment's settings of today
+        if own:  # own entries must have the experiment's current settings
             today = flat(asdict(settings([f"experiment={experiment}"])))
             today = track.list_regime(result_settings(today))
             others = [msgspec.structs.replace(one, regime=today | one.regime) for one in others]

@@ -29,17 +29,17 @@ class Arguments:
     """from=outputs/... to=gqa to.num_kv_heads=4 method=mean"""
 
     from_: str = option(
-        "a run folder, or one that this command made; or a Hugging Face folder of a GPT-2, Llama, "
+        "a run folder, or one made by this command; or a Hugging Face folder of a GPT-2, Llama, "
         "Qwen or SmolLM3 with its tokenizer, or hf:owner/name[@revision]"
     )
     to: str = option(
-        "a variant in conf/attn; to.NAME=VALUE changes its settings. Or hf: writes a folder that "
-        "transformers opens, GPT-2's, or Llama's or Qwen2's for a model with block=llama"
+        "a variant in conf/attn, with to.NAME=VALUE for its settings; or hf, which writes a folder "
+        "that transformers opens: a GPT-2, or for block=llama a Llama or Qwen2"
     )
-    method: InitMethod = option("how key/value heads are merged: mean, first or random", "mean")
-    seed: Seed = option("seed of method=random", 1)
+    method: InitMethod = option("how to merge key/value heads: mean, first or random", "mean")
+    seed: Seed = option("seed for method=random", 1)
     out: Path | None = option(
-        "default: next to the source, its name plus _to_VARIANT; for a name on the hub, in outputs"
+        "where to write; default: next to the source, as NAME_to_VARIANT; for hf:..., in outputs"
     )
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
@@ -47,8 +47,8 @@ class Arguments:
 def load_source(args: Arguments) -> SavedRun:
     """Load a run, or a Hugging Face folder as if it were one.
 
-    A folder without a tokenizer gets the byte tokenizer, and a line says so. Raises a UserError if
-    it cannot be read, or if the model has fewer ids than its tokenizer.
+    A folder without a tokenizer gets the byte tokenizer, with a note. Raises a UserError if it
+    cannot be read, or if the model has fewer ids than its tokenizer.
     """
     folder = hub.local_folder(args.from_, "from", FILES)
     family = find_family(folder)
@@ -57,21 +57,21 @@ def load_source(args: Arguments) -> SavedRun:
     cfg, model = load_checkpoint(folder, family)
     tokenizer, bare = build_tokenizer(cfg), cfg.choices["tokenizer"] == "byte"
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    if not bare or args.to != "hf":  # which has no use for the byte tokenizer
+    if not bare or args.to != "hf":  # hf does not need the byte tokenizer
         lacks, ids = "no tokenizer.json; ", tokenizer.vocab_size
         if model.vocab_size < ids:
             whose = f"{lacks}the byte tokenizer" if bare else "the tokenizer"
             has = f"has {ids:,} ids, the model {model.vocab_size:,}"
             raise ConfigError("from", f"{whose} {has}; add the model's own tokenizer")
         if bare:
-            print(f"{lacks}recorded the byte tokenizer. To generate text, supply the model's own")
+            print(f"{lacks}recorded the byte tokenizer; to generate text, add the model's own")
     return SavedRun(folder, cfg, model, tokenizer, folder)
 
 
 def make_target_settings(cfg: TrainConfig, to: str, changes: Sequence[str]) -> TrainConfig:
-    """Return the run's settings with the attention of variant `to` and these of its settings.
+    """Return the run's settings with the attention `to`, after these changes to its settings.
 
-    Raises ConfigError as the same overrides of a run do.
+    Raises ConfigError, as the same overrides of a run do.
     """
     sizes = ("num_layers", "num_heads", "d_model", "context_length")
     same = [f"model.{name}={getattr(cfg.model, name)}" for name in sizes]
@@ -88,13 +88,13 @@ def convert(arguments: Sequence[str]) -> None:
     changes = [one.removeprefix("to.") for one in arguments if one.startswith("to.")]
     if args.to == "hf" and changes:
         raise ConfigError(
-            f"to.{changes[0].partition('=')[0]}", "is not a setting: hf has none; leave it out"
+            f"to.{changes[0].partition('=')[0]}", "does not apply to to=hf; leave it out"
         )
-    beside = expand_path(args.from_, "from")
+    source = expand_path(args.from_, "from")
     if args.from_.startswith(hub.PREFIX):
-        beside = Path("outputs", Path(args.from_.partition("@")[0]).name)
+        source = Path("outputs", Path(args.from_.partition("@")[0]).name)
     saved = load_source(args)
-    out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
+    out = args.out or source.with_name(f"{source.name}_to_{args.to}")
     if args.to == "hf":
         refuse_taken(out, "out", *NAMES, "config.json", "tokenizer*.json")
         write_checkpoint(out, saved.cfg, saved.model)
@@ -105,12 +105,12 @@ def convert(arguments: Sequence[str]) -> None:
     model = build_model(cfg, saved.model.vocab_size).eval()
     take_over(saved.model, saved.cfg, model, cfg, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
-    # A Llama's context can be too long for a trial of all of it.
+    # A Llama's whole context can be too long for a trial.
     length = min(saved.model.context_length, TRIAL_TOKENS)
     ids = torch.arange(length)[None] % saved.model.vocab_size
     with torch.no_grad():
         apart = (saved.model(ids) - model(ids)).abs().max().item()
-    with torch.device("meta"):  # where nothing is allocated
+    with torch.device("meta"):  # allocates nothing
         before, after = (
             build_model(c, model.vocab_size).new_cache(1).nbytes for c in (saved.cfg, cfg)
         )

@@ -1,7 +1,7 @@
 """Measures the loss of finished runs by position and by cache, and their scores on tasks.
 
-Without lengths, cache and lm_eval, it measures the loss by position at the trained length. Results
-go to evaluation.json in each run's folder, and are not measured again for the same weights, text
+Without lengths, cache and lm_eval, it measures the loss by position at the trained length. It
+writes results to evaluation.json in each run's folder, and reuses them for the same weights, text
 and code.
 """
 
@@ -31,20 +31,20 @@ class Arguments:
     """run=outputs/... lengths=[256,512,1024]"""
 
     run: tuple[Path, ...] = option(
-        "a finished run, or a folder of them, such as a sweep's; may be given several times"
+        "a finished run, or a folder of them, such as a sweep's; can be repeated"
     )
     lengths: tuple[Count, ...] = option(
-        "loss by position in windows of this many tokens, also beyond the trained length if the "
-        "positions allow it",
+        "loss by position in windows of this many tokens, which can be longer than in training if "
+        "the positions allow it",
         (),
     )
     cache: tuple[str, ...] = option(
-        "loss of the held-out text decoded through these caches: full, bf16, int8, int4, window:N "
-        "(the newest N tokens), sinkN+window:M (and the first N); full is always measured",
+        "loss of decoding the held-out text through these caches: full (always), bf16, int8, int4, "
+        "window:N (the newest N tokens), sinkN+window:M (also the first N)",
         (),
     )
     lm_eval: tuple[str, ...] = option(
-        "tasks of lm-evaluation-harness, by name, such as lambada_openai, or by YAML file", ()
+        "tasks of lm-evaluation-harness: names, such as lambada_openai, or YAML files", ()
     )
     device: Accelerator = option("cpu, gpu or auto", "auto")
     threads: Threads | None = option("CPU threads; default: all")
@@ -54,15 +54,15 @@ class Arguments:
 def evaluate(arguments: Sequence[str]) -> None:
     """Measure every finished run below run=FOLDER; print the results, and write them.
 
-    Of several runs, those that cannot answer a question are left out for it, with a line that says
-    why. Raises a UserError for a run that cannot be read, and if nothing could be measured.
+    If one of several runs cannot answer a question, it is left out for that question, with a line
+    that says why. Raises a UserError for a run that cannot be read, and if nothing is measured.
     """
     args = parse(Arguments, arguments)
-    # `full` is the first, with which the others are compared.
+    # `full` comes first: the others are compared with it.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    asked: list[int | CacheKind | str] = [*sorted(args.lengths), *args.lm_eval]
-    asked += map(parse_cache_kind, kinds)
-    if args.lm_eval:  # the extra lm-eval, which takes seconds
+    questions: list[int | CacheKind | str] = [*sorted(args.lengths), *args.lm_eval]
+    questions += map(parse_cache_kind, kinds)
+    if args.lm_eval:  # the extra lm-eval takes seconds to import
         from gptattn.evaluate.harness import check_task
 
         for task in args.lm_eval:
@@ -78,11 +78,11 @@ def evaluate(arguments: Sequence[str]) -> None:
         saved = load_run(run.folder, args.allow_targets)
         cfg, data = saved.cfg, build_data(saved.cfg, saved.tokenizer)
         possible: list[int | CacheKind | str] = []
-        for question in asked or [cfg.model.context_length]:
+        for question in questions or [cfg.model.context_length]:
             try:
                 if not isinstance(data, TokenData):
                     what = f"data={cfg.choices['data']} is not one text"
-                    raise ConfigError("run", f"{what}; give a run that trained on one")
+                    raise ConfigError("run", f"{what}; use a run that trained on one")
                 check_question(saved, data, question)
                 possible.append(question)
             except ConfigError as error:
@@ -99,25 +99,25 @@ def evaluate(arguments: Sequence[str]) -> None:
         found = begin_evaluation(saved, data, run.evaluation)
         for question in possible:
             try:
-                known, found = found, measure(saved, data, question, found)
+                earlier, found = found, measure(saved, data, question, found)
             except (ConfigError, DataError) as error:  # of a task
                 if len(runs) == 1:
                     raise
                 refused.setdefault(str(error), []).append(run.folder.name)
                 continue
             measured = True
-            if found is not known:
+            if found is not earlier:
                 RunFolder(run.folder).write_evaluation(found)
-            before = "  (as before)" if found is known else ""
+            before = "  (as before)" if found is earlier else ""
             print(f"{describe_answer(found, question)}{before}", flush=True)
     for reason, names in refused.items():
         print(one_line(f"left out {', '.join(dict.fromkeys(names))}: {reason}"), file=sys.stderr)
     if not measured:
-        raise ConfigError("run", "none of these could be measured, as said above")
+        raise ConfigError("run", "nothing could be measured, for the reasons above")
 
 
 def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
-    """Return the evaluation's answer to a question as text: a line, or one for each score."""
+    """Return the evaluation's answer to a question: one line, or one per score."""
     if isinstance(question, str):
         return "\n".join(
             f"  {name:>23}  {key} {value:.4f}"

@@ -1,6 +1,6 @@
 """Streams text from a trained run.
 
-It ends with tokens/s, which include reading the prompt, and the cache size.
+It ends with tokens/s, including the time to read the prompt, and the cache size.
 """
 
 import codecs
@@ -28,16 +28,16 @@ from gptattn.settings.config import Accelerator, Threads
 class Arguments:
     """prompt="To be" run=outputs/..."""
 
-    run: Path = option("a run folder, or one that convert made")
+    run: Path = option("a run folder, or one made by gptattn-convert")
     prompt: str | None = option("text to continue; prompt=- reads stdin")
-    prompt_file: Path | None = option("or a file with it")
+    prompt_file: Path | None = option("a file with the text to continue")
     tokens: Count = option("maximum number of new tokens", 200)
     temperature: float = option("0 is greedy", 0.8)
-    top_k: int | None = option("keep the N most likely tokens")
-    samples: Count = option("number of texts, generated as a batch", 1)
+    top_k: int | None = option("sample from the N most likely tokens")
+    samples: Count = option("number of texts to generate, as a batch", 1)
     seed: Seed = option("the same seed gives the same text", 1)
     device: Accelerator = option("cpu, gpu or auto", "auto")
-    threads: Threads | None = option("CPU threads; default: all. 1 suits a small model")
+    threads: Threads | None = option("CPU threads; default: all; 1 suits small models")
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
@@ -61,26 +61,26 @@ def run(arguments: Sequence[str]) -> None:
         vocab_size=saved.tokenizer.vocab_size,
         generator=torch.Generator(device).manual_seed(args.seed),
     )
-    tokenizer, made = saved.tokenizer, list[torch.Tensor]()
+    tokenizer, new_ids = saved.tokenizer, list[torch.Tensor]()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")  # waits for a character's last byte
     start = time.perf_counter()
     print(make_printable(prompt), end="", flush=True)
     for step in new:
-        made.append(step)
+        new_ids.append(step)
         new_text = decoder.decode(tokenizer.to_bytes(step[0].cpu().numpy()))
         print(make_printable(new_text), end="", flush=True)
     synchronize(device)
     seconds = time.perf_counter() - start
     print(make_printable(decoder.decode(b"", final=True)), end="")
-    for sample in torch.cat(made, dim=1)[1:].cpu().numpy():
+    for sample in torch.cat(new_ids, dim=1)[1:].cpu().numpy():
         print(make_printable(f"\n---\n{prompt}{tokenizer.decode(sample)}"), end="")
     capacity = min(model.context_length, len(ids) + args.tokens)
-    held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
+    nbytes = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
     speed = f"{args.tokens * args.samples / seconds:,.0f} tokens/s, {saved.cfg.variant}"
-    cache = f"cache {held / capacity:,.0f} bytes per token, "
-    cache += f"{held * args.samples:,} for {args.samples} x {capacity} tokens"
+    cache = f"cache {nbytes / capacity:,.0f} bytes per token, "
+    cache += f"{nbytes * args.samples:,} for {args.samples} x {capacity} tokens"
     if not all(block.attention.decodes_from_cache for block in model.layers()):
-        cache = "no cache: the whole text is read again for each token"
+        cache = "no cache: it rereads the whole text for each token"
     print(f"\n\n{speed}, {cache}", file=sys.stderr)
 
 

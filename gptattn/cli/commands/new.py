@@ -1,4 +1,4 @@
-"""Writes a small variant that trains at once, with its settings and its test, for you to change."""
+"""Writes a small variant that trains as it is, with its settings and test, for you to change."""
 
 import keyword
 import re
@@ -21,7 +21,7 @@ TEMPLATES = files("gptattn.cli") / "new_variant"
 class Arguments:
     """mine"""
 
-    name: str = option("of the module and of attn=NAME; name= may be left out", positional=True)
+    name: str = option("name of the module and of attn=NAME; name= is optional", positional=True)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -30,8 +30,8 @@ def run(arguments: Sequence[str]) -> None:
     print(f"wrote {', '.join(map(str, write_variant(name)))}\nnext:")
     steps = {
         f"gptattn-train attn={name}": "train it",
-        f"gptattn-check attn={name}": "causal? finite? trained by its gradients?",
-        f"pytest test_{name}.py": "its own test (pip install pytest)",
+        f"gptattn-check attn={name}": "is it causal, with correct gradients?",
+        f"pytest test_{name}.py": "run its own test (pip install pytest)",
         f"gptattn-train -m attn=mha,{name} seed=1,2,3": "compare it",
     }
     width = max(map(len, steps))
@@ -42,27 +42,27 @@ def run(arguments: Sequence[str]) -> None:
 def write_variant(name: str) -> list[Path]:
     """Write the three files into the working directory; return their paths.
 
-    Raises ConfigError, naming `name`, before any is written, if it cannot name a new variant.
+    Raises ConfigError, naming `name`, before writing any if a new variant cannot have this name.
     """
     title = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
-    made = {"module": f"{name}.py", "settings": f"attn/{name}.yaml", "test": f"test_{name}.py"}
-    there = [file for file in made.values() if Path(file).exists()]
+    paths = {"module": f"{name}.py", "settings": f"attn/{name}.yaml", "test": f"test_{name}.py"}
+    existing = [file for file in paths.values() if Path(file).exists()]
     wrong = None
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or {name, title} & {*keyword.kwlist}:
-        wrong = "cannot name a Python module; give letters, digits and _, such as my_attention"
+        wrong = "cannot name a Python module; use letters, digits and _, as in my_attention"
     elif (CONF / "attn" / f"{name}.yaml").exists():
-        wrong = f"is on the menu, as attn={name}; give another"
-    elif there:
-        wrong = f"would overwrite {', '.join(there)}; give another, or move them"
+        wrong = f"is already taken by attn={name}; use another"
+    elif existing:
+        wrong = f"would overwrite {', '.join(existing)}; use another, or move them"
     elif find_spec(name) is not None:
-        wrong = "is the name of an installed Python module; give another"
+        wrong = "is the name of an installed Python module; use another"
     if wrong is not None:
         raise ConfigError("name", f"{name!r} {wrong}")
     Path("attn").mkdir(exist_ok=True)
-    for template, file in made.items():
+    for template, file in paths.items():
         text = (TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")
         Path(file).write_text(Template(text).substitute(name=name, title=title), encoding="utf-8")
-    return [*map(Path, made.values())]
+    return [*map(Path, paths.values())]
 
 
 main = partial(run_script, run, Arguments)

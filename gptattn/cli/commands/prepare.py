@@ -1,7 +1,7 @@
 """Encodes a large text ahead of training.
 
-The other arguments are those of training: data=text, stdlib, hf or bin, with its settings;
-tokenizer=, default: byte; and validation.fraction=0.1, held out unless data holds out its own.
+The other arguments are the same as for training: data=text, stdlib, hf or bin with its settings;
+tokenizer=..., default byte; and validation.fraction=0.1, unless data brings its own held-out text.
 
 Then train with data=bin data.path=FOLDER and the same tokenizer.
 """
@@ -20,12 +20,12 @@ from gptattn.cli.arguments import option, parse_own, run_script
 class Arguments:
     """to=FOLDER data=text data.path=FILE_OR_FOLDER"""
 
-    to: Path = option("where the file of token ids and its JSON go")
+    to: Path = option("where to write the token ids and their JSON index")
 
 
 def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
-    # --help needs neither torch nor Hydra.
+    # Imported here, because --help needs neither torch nor Hydra.
     from gptattn.build.data import build_request, build_source, build_tokenizer
     from gptattn.data.bin_files import choose_tokenizer
     from gptattn.data.tokens import FILES, TokenSource, make_tokens
@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> None:
     source = build_source(cfg)
     if not isinstance(source, TokenSource):
         raise ConfigError(
-            "data", f"{request.data_name} is not one text, and needs no preparation; give a text"
+            "data", f"{request.data_name} is not a text and needs no preparation; give a text"
         )
     claim_folder(args.to, "tokens", "to", *FILES)
     index = make_tokens(source, args.to, request)
