@@ -319,7 +319,7 @@ def check(cfg: TrainConfig) -> None:
     steps = cfg.budget.steps
     # With init_from, 0 steps validate the given weights.
     if steps is not None and steps < (cfg.init_from is None):
-        raise ConfigError("budget.steps", f"{steps} is not a positive number; give 1 or more")
+        raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
     build_dataclass(type(cfg), asdict(cfg))  # `replace` checks nothing
     if cfg.name is not None and not (cfg.name.isprintable() and cfg.name.strip()):
         raise ConfigError("name", "is blank or not printable; give another, or null")
