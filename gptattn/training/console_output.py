@@ -31,7 +31,7 @@ class ConsoleProgress(L.Callback):
         self.state, self.budget = ready.state, ready.budget
         self.console, self.clock, self.samples = console, clock, samples
         cfg, self.count = ready.cfg, ready.cfg.validation.count
-        # What a validation takes of a step's time, of which forward is a third.
+        # A validation's time in steps: it only runs forward, a third of a step's time.
         trained, scored = cfg.batch_size * cfg.model.context_length, ready.data.facts()
         self.per_validation = scored.get("val_tokens", 0) / (3 * trained)
         self._bar: Progress | None = None
@@ -94,11 +94,11 @@ class ConsoleProgress(L.Callback):
             self._bar.stop()
             self._bar = None
 
-    on_exception = on_train_end  # Lightning calls that after no exception
+    on_exception = on_train_end  # after an exception, Lightning does not call on_train_end
 
 
 def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
-    """Return a table with one row per metric of RESULTS, in their order; None is shown as null."""
+    """Return a table with one row per metric of RESULTS, in that order; None is shown as null."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
     table.add_column("value", justify="right")
