@@ -16,7 +16,7 @@ from gptattn.data.tokenizer import FOLDER, Ids, Tokenizer, id_type, utf8
 from gptattn.errors import ConfigError, DataError
 
 FILE = "tokenizer.json"
-PIECE_CHARS = 2**14  # encoded at a time, roughly
+PIECE_CHARS = 2**14  # encoded at once, roughly
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2 and Qwen
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # Llama 3's, Llama 2's, Gemma's
 HIDDEN = "\0"  # before the name of a token that no text may spell

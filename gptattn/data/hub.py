@@ -21,7 +21,7 @@ NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASC
 PREFIX = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".arrow")  # of local files
 NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # that `datasets` saves as well
-BATCH_ROWS = 1000  # read at a time
+BATCH_ROWS = 1000  # read at once
 
 
 def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
@@ -165,7 +165,7 @@ class Rows(TextSource):
                 with pyarrow.memory_map(str(part)) as file:
                     try:
                         yield from pyarrow.ipc.open_stream(file)
-                    except pyarrow.ArrowInvalid:  # it is no stream
+                    except pyarrow.ArrowInvalid:  # it is not a stream
                         whole = pyarrow.ipc.open_file(file)
                         yield from map(whole.get_batch, range(whole.num_record_batches))
             return

@@ -33,8 +33,8 @@ OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydo
 BUILT = "_sysconfigdata"
 HELD_OUT = 1 / 20  # of the files; some 600 kB
 ENCODING = "utf-8-sig"  # UTF-8, perhaps after a byte order mark
-PIECE = 2**16  # characters read at a time
-BATCH = 64  # pieces encoded at a time, on all cores if the tokenizer can
+PIECE = 2**16  # characters read at once
+BATCH = 64  # pieces encoded at once, on all cores if the tokenizer can
 ADVICE = "; convert it, with iconv for example, or choose files, as data.pattern='**/*.txt'"
 
 

@@ -15,7 +15,7 @@ from gptattn.machine.disk import write_atomically
 
 # Text between two documents, for tokenizers without an id for the end of text.
 SEPARATOR = "\n\n"
-FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and beside a token file
+FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and next to a token file
 
 Ids = NDArray[np.uint16 | np.uint32]  # as `id_type` says
 

@@ -32,7 +32,7 @@ from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
 FILES = (TOKENS, INDEX, STARTS, FOLDER)
-PIECE_TOKENS = 2**20  # read at a time
+PIECE_TOKENS = 2**20  # read at once
 
 
 class Index(msgspec.Struct, frozen=True, omit_defaults=True):

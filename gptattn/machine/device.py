@@ -164,8 +164,8 @@ def missing_compiler(device: torch.device) -> str | None:
         named, others, language = "CXX", ("g++", "clang++"), "C++"
     else:
         named, others, language = "CC", ("gcc", "clang"), "C"
-    found = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
-    return None if found else language
+    exists = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
+    return None if exists else language
 
 
 @dataclass(frozen=True)

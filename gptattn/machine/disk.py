@@ -84,8 +84,8 @@ def refuse_taken(folder: Path, field: str, *names: str) -> None:
 
     `names`: patterns of the files that a command is about to write and that it did not make.
     """
-    there = [folder] if folder.is_file() else (f for name in names for f in folder.glob(name))
-    for file in there:
+    taken = [folder] if folder.is_file() else (f for name in names for f in folder.glob(name))
+    for file in taken:
         raise RunFolderError(field, f"{file} is in the way; move it, or give another folder")
 
 

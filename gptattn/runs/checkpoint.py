@@ -146,7 +146,7 @@ def remove_old(folder: RunFolder, newest: Path) -> None:
     This includes checkpoints of later steps: the run has resumed from an earlier one, and repeats
     those steps.
     """
-    known = folder.known_checkpoints()
-    kept = [path for path in known if step_of(path) <= step_of(newest)][:KEPT]
-    for path in {*known} - {*kept}:
+    checkpoints = folder.known_checkpoints()
+    kept = [path for path in checkpoints if step_of(path) <= step_of(newest)][:KEPT]
+    for path in {*checkpoints} - {*kept}:
         path.unlink(missing_ok=True)

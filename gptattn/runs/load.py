@@ -127,10 +127,10 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
 
 def check_fit(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
     """Raise CheckpointError if the weights in the file `source` are not those of the model."""
-    own, given = ({k: [*t.shape] for k, t in one.items()} for one in (model.state_dict(), weights))
-    for name in own | given:
-        if own.get(name) != given.get(name):
-            shapes = f"{name} is {given.get(name)}, not {own.get(name)}"
+    needed, read = ({k: [*t.shape] for k, t in d.items()} for d in (model.state_dict(), weights))
+    for name in needed | read:
+        if needed.get(name) != read.get(name):
+            shapes = f"{name} is {read.get(name)}, not {needed.get(name)}"
             raise CheckpointError("checkpoint", f"{source} belongs to another model: {shapes}")
 
 
@@ -139,8 +139,8 @@ def use_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
 
     The recorded path may be gone, and a tokenizer trained by the run has none.
     """
-    own = {"path": str(folder.tokenizer)} if folder.tokenizer.is_dir() else {}
-    return replace(cfg, tokenizer=cfg.tokenizer | own)
+    copy = {"path": str(folder.tokenizer)} if folder.tokenizer.is_dir() else {}
+    return replace(cfg, tokenizer=cfg.tokenizer | copy)
 
 
 def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "run") -> TrainConfig:

@@ -68,12 +68,12 @@ def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
     """Return a run's overrides without those that only repeat a default."""
     typed = {override: override.lstrip("+").partition("=")[0] for override in overrides}
     told = {name for name in typed.values() if effect_of(name) in (Effect.RESULT, Effect.LENGTH)}
-    own = cfg.choices, result_settings(flat(asdict(cfg)))
+    current = cfg.choices, result_settings(flat(asdict(cfg)))
 
     def is_default(name: str) -> bool:
         key = name if effect_of(name) is not Effect.LENGTH else "budget"
         rest = leave_out(name, overrides, cfg.choices, told)
-        return "" != value_of(key, *own) == find_default(key, rest, cfg.choices)
+        return "" != value_of(key, *current) == find_default(key, rest, cfg.choices)
 
     return [override for override, name in typed.items() if not is_default(name)]
 

@@ -49,12 +49,12 @@ def find_start(folder: RunFolder, cfg: TrainConfig, model: GPT) -> tuple[Path | 
     Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
     or if all of them are damaged.
     """
-    known = folder.known_checkpoints()
-    if not cfg.checkpoint or (cfg.budget.steps != 0 and folder.done and not known):
+    checkpoints = folder.known_checkpoints()
+    if not cfg.checkpoint or (cfg.budget.steps != 0 and folder.done and not checkpoints):
         why = "was made with checkpoint=false, or its checkpoints are gone"
         raise CheckpointError("resume", f"{folder.path} {why}; start a new run")
     # A run of 0 steps only validates the model, and now repeats that.
-    if cfg.budget.steps == 0 or not known:
+    if cfg.budget.steps == 0 or not checkpoints:
         return None, RunState()
     source, content = newest_checkpoint(folder, model)
     return source, RunState.restore(content)

@@ -16,7 +16,7 @@ from msgspec import Meta
 from gptattn.errors import ConfigError
 from gptattn.settings.values import build_dataclass
 
-# conf/ lies beside the package in a source tree, and inside it in a wheel.
+# conf/ lies next to the package in a source tree, and inside it in a wheel.
 CONF = next(
     folder
     for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
@@ -291,17 +291,17 @@ class TrainConfig(Settings):
         if self.pattern is None:
             return Layer("attn", self.attn, self.part, self.position)
         name = self.pattern[number % len(self.pattern)]
-        own = self.layers[name]
-        parts = self.part | own.get("part", {})
-        return Layer(f"pattern.{name}", own["attn"], parts, own.get("position", self.position))
+        node = self.layers[name]
+        parts = self.part | node.get("part", {})
+        return Layer(f"pattern.{name}", node["attn"], parts, node.get("position", self.position))
 
     def with_backends(self, chosen: Mapping[str, str]) -> "TrainConfig":
         """Return the settings with the `chosen` backends, keyed by `Layer.field`."""
         kinds = [kind for kind in self.kinds() if kind.field in chosen]
-        own = {kind.field: kind.attn | {"backend": chosen[kind.field]} for kind in kinds}
-        named = [(name, one, own.get(f"pattern.{name}")) for name, one in self.layers.items()]
+        new = {kind.field: kind.attn | {"backend": chosen[kind.field]} for kind in kinds}
+        named = [(name, one, new.get(f"pattern.{name}")) for name, one in self.layers.items()]
         layers = {name: one | ({} if attn is None else {"attn": attn}) for name, one, attn in named}
-        return replace(self, attn=own.get("attn", self.attn), layers=layers)
+        return replace(self, attn=new.get("attn", self.attn), layers=layers)
 
     def kinds(self) -> list[Layer]:
         """Return the settings of each kind of layer."""
@@ -331,9 +331,9 @@ def check(cfg: TrainConfig) -> None:
             f"(trainer.devices * trainer.num_nodes) do not divide batch_size={cfg.batch_size}; "
             f"give a batch_size that is a multiple of {shares}, or change accumulate",
         )
-    given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
-    if len(given) > 1:
-        raise ConfigError("budget", f"{' and '.join(given)} are set; give only one of them")
+    units = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
+    if len(units) > 1:
+        raise ConfigError("budget", f"{' and '.join(units)} are set; give only one of them")
     fall, warmup = cfg.optim.decay_fraction, cfg.optim.warmup_fraction
     if fall is not None and fall > 1 - warmup:
         raise ConfigError(
@@ -362,5 +362,5 @@ def check(cfg: TrainConfig) -> None:
     name = cfg.experiment_name
     if {"", ".", ".."} & {*name.split("/")} or not name.isprintable() or len(name.encode()) > 200:
         raise ConfigError(
-            "experiment_name", f"{name[:200]!r} is no folder name of at most 200 bytes; give one"
+            "experiment_name", f"{name[:200]!r} is not a folder name of up to 200 bytes; give one"
         )

@@ -179,13 +179,13 @@ def bind(
                 hint = f"use {' or '.join(f'{group}={name}' for name in having)}, which has it"
             raise ConfigError(f"{group}.{key}", f"is not an argument of {target.__name__}; {hint}")
         check_type(f"{group}.{key}", value, takes.types.get(key, Any))
-    given = {key: value for key, value in shared.items() if key in takes.types and key not in own}
+    added = {key: value for key, value in shared.items() if key in takes.types and key not in own}
     for name in takes.required:
-        if name not in own | given:
+        if name not in own | added:
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
     # instantiate() would copy shared objects, such as a position of all layers: pass them here.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)
-    return partial(make, **given)
+    return partial(make, **added)
 
 
 @contextlib.contextmanager

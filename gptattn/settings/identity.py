@@ -67,8 +67,8 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    kept = {key: value for key, value in config.items() if effect_of(key) is Effect.RESULT}
-    return kept | {"budget": budget_words(config)}
+    results = {key: value for key, value in config.items() if effect_of(key) is Effect.RESULT}
+    return results | {"budget": budget_words(config)}
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
@@ -78,9 +78,9 @@ def places(config: Mapping[str, str]) -> dict[str, str]:
 
 def budget_words(config: Mapping[str, str]) -> str:
     """Return the budget in words, such as `1000 steps`; the default only if no other is set."""
-    given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
-    default, accuracy = given.pop("default_steps", None), given.pop("accuracy", "None")
-    set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
+    units = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
+    default, accuracy = units.pop("default_steps", None), units.pop("accuracy", "None")
+    set_ = [f"{value} {unit}" for unit, value in sorted(units.items()) if value != "None"]
     words = " and ".join(set_) or (f"{default} steps" if default else "")
     early = f" or accuracy {accuracy} at one of {config.get('validation.count')} validations"
     return words + early * (accuracy != "None")
@@ -155,8 +155,8 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     if cfg.validation.lengths:
         targets.append("gptattn.build.longer")
     # Lightning's own callbacks count by its version.
-    theirs = ["lightning"] * any(target.startswith("lightning.") for target in targets)
-    return hash_code(targets, [*cfg.allow_targets, *theirs])
+    lightning = ["lightning"] * any(target.startswith("lightning.") for target in targets)
+    return hash_code(targets, [*cfg.allow_targets, *lightning])
 
 
 def hash_kernels(cfg: TrainConfig, device: str) -> dict[str, str]:

@@ -45,9 +45,9 @@ def _read_file(field: str, group: str, name: str, folders: Sequence[Path]) -> Di
         return OmegaConf.create({group: {name: node} if group == "part" else node})
     choice = f"[{quote(name)}]" if group == "part" else quote(name)
     searched = ",".join(quote(f"file://{folder}") for folder in folders)
-    given = [f"{group}={choice}", f"hydra.searchpath=[{searched}]"]
+    overrides = [f"{group}={choice}", f"hydra.searchpath=[{searched}]"]
     try:
-        return OmegaConf.masked_copy(compose("train", given), [group])
+        return OmegaConf.masked_copy(compose("train", overrides), [group])
     except MissingConfigException as error:
         hint = suggest(name, error.options or [])
         raise ConfigError(field, f"{name!r} is not in conf/{group}; {hint}") from error
@@ -107,8 +107,9 @@ def read_layers(
         }
         having = [name for name, spec in specs.items() if spec.get(setting) is not None]
         for name, spec in specs.items() if not having else ():
-            own = takes[name]
-            having += [name] * (setting in spec or setting in own.types or own.others)
+            arguments = takes[name]
+            known = setting in arguments.types or arguments.others
+            having += [name] * (setting in spec or known)
         if not having:
             hint = suggest(setting, {one for spec in specs.values() for one in spec} - {"_target_"})
             raise ConfigError(key, f"no {GROUPS[group]} in {shown} has it; {hint}")
@@ -139,9 +140,9 @@ def _read_layer(
             str(one): (choice[one] or {}) if isinstance(choice, dict) else {} for one in names
         }
         if group != "part" and len(chosen[group]) != 1:
-            given = " and ".join(chosen[group]) or "none"
+            typed = " and ".join(chosen[group]) or "none"
             raise ConfigError(
-                f"{field}.{group}", f"takes one name, not {given}; give {field}.{group}=NAME"
+                f"{field}.{group}", f"takes one name, not {typed}; give {field}.{group}=NAME"
             )
     layer = read_files(field, {group: [*own] for group, own in chosen.items()}, cfg, folders)
     for group, own in chosen.items():

@@ -46,7 +46,7 @@ def find_folder(name: str) -> Path | None:
         return None
     places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
     for folder in (Path.cwd(), *_trusted):
-        own = (f"{folder / top}.py", f"{folder / top}", f"{folder / top / '__init__.py'}")
-        if any(place in own for place in places):
+        paths = (f"{folder / top}.py", f"{folder / top}", f"{folder / top / '__init__.py'}")
+        if any(place in paths for place in places):
             return folder
     return None

@@ -136,16 +136,16 @@ def check_type(field: str, value: Any, hint: Any) -> Any:
     except msgspec.ValidationError as error:
         literals = [kind for kind in _list_options(hint) if get_origin(kind) is Literal]
         words = [str(word) for kind in literals for word in get_args(kind)]
-        wanted = re.match("Expected `(.*?)`([^,`]*?)(,| - at|$)", str(error))
-        if wanted is None:
+        expected = re.match("Expected `(.*?)`([^,`]*?)(,| - at|$)", str(error))
+        if expected is None:
             words += [TYPE_NAMES["int"]] if int in _list_options(hint) else []
             raise ConfigError(
                 field, f"{value!r} is unknown; {suggest(str(value), words)}"
             ) from None
         names = TYPE_NAMES | ({"str": " or ".join(words)} if words else {})
-        kinds = " or ".join(names.get(kind, kind) for kind in wanted[1].split(" | "))
-        shown = "null" if value is None else f"{value!r:.60}"
-        raise ConfigError(field, f"is {shown}; give {kinds}{wanted[2]}") from None
+        kinds = " or ".join(names.get(kind, kind) for kind in expected[1].split(" | "))
+        typed = "null" if value is None else f"{value!r:.60}"
+        raise ConfigError(field, f"is {typed}; give {kinds}{expected[2]}") from None
     if isinstance(converted, float) and math.isinf(converted):
         raise ConfigError(field, f"is {converted}; give a finite number")
     return converted

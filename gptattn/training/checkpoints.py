@@ -78,7 +78,7 @@ class Checkpoints(Checkpoint):
             np.random.set_state(generators["numpy"])
         else:
             torch.randn(1024, 1024)  # dropout masks depend on drawing this many numbers first
-        if self.state.validation_due:  # Lightning would go on with the next step
+        if self.state.validation_due:  # Lightning would continue with the next step
             loop = trainer.fit_loop.epoch_loop.val_loop
             loop.restarting = False
             trainer.validating = True

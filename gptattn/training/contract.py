@@ -27,7 +27,7 @@ from gptattn.position.base import Documents
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
 
-WIDTH = 64  # about that of the copies that are checked
+WIDTH = 64  # roughly, of the copies to check
 TOKENS = 70  # beyond a chunk of 64
 SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
 # Share of the largest output, or of a norm, by the least exact type: above rounding, below leaks.
@@ -141,20 +141,20 @@ def draw_layers(cfg: TrainConfig, seed: int = 0) -> list[Attention]:
 
 def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack]:
     """Yield one stack for each kind of layer."""
-    known = set()
+    seen = set()
     for i, layer in enumerate(layers):
         chosen = cfg.layer(i)
         state = sorted(layer.provides()), sorted(layer.needs())
         sizes = [(name, tuple(weight.shape)) for name, weight in layer.state_dict().items()]
         kind = repr((chosen, state, sizes))
-        if kind in known:
+        if kind in seen:
             continue
-        known.add(kind)
+        seen.add(kind)
         needed, members = {*layer.needs()}, [layer]
         for earlier in reversed(layers[:i]):
-            if found := needed & earlier.provides().keys():
+            if provided := needed & earlier.provides().keys():
                 members.insert(0, earlier)
-                needed = needed - found | earlier.needs().keys()
+                needed = needed - provided | earlier.needs().keys()
         takes = arguments_of(find_target(chosen.field, chosen.attn, cfg.allow_targets)).types
         drops = "dropout" in takes and chosen.attn.get("dropout", cfg.model.dropout) > 0
         yield Stack(members, chosen.field.partition(".")[0], drops)
@@ -406,12 +406,12 @@ def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared
     except Exception as error:
         raise_foreign(error, layer, x)
         raise
-    wanted = [*x.shape[:2], layer.d_out]
+    shape = [*x.shape[:2], layer.d_out]
     same_type = torch.is_autocast_enabled(x.device.type) or getattr(y, "dtype", None) == x.dtype
-    if not isinstance(y, Tensor) or list(y.shape) != wanted or not same_type:
+    if not isinstance(y, Tensor) or list(y.shape) != shape or not same_type:
         what = f"{list(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
         result = f"{layer.title} returns {what} for x {list(x.shape)} of {x.dtype}"
-        raise ConfigError(stack.field, f"{result}; return a tensor {wanted} of x's own dtype")
+        raise ConfigError(stack.field, f"{result}; return a tensor {shape} of x's dtype")
     return y
 
 

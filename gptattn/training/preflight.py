@@ -92,7 +92,7 @@ def preflight(
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
     cfg, notes = resolve_backends(cfg, device)
-    # With torch 2.11, a block whose graph is broken has other gradients.
+    # With torch 2.11, breaking a block's graph changes its gradients.
     cuts_badly = torch.__version__ < "2.13" and uses(cfg, "fla")
     if cfg.compile is True and cuts_badly:
         raise ConfigError("compile", "needs torch 2.13 for layers with backend=fla; use false")
@@ -163,8 +163,8 @@ def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConf
         has = f"is {trainer.devices}, but torchrun has started {started}"
         raise ConfigError("trainer.devices", f"{has}; use trainer=ddp, or give {started}")
     if gpus is not None and int(trainer.devices) > gpus:
-        needed = f"{trainer.devices} processes need as many GPUs; give at most {gpus}"
-        raise ConfigError("trainer.devices", needed)
+        message = f"{trainer.devices} processes need as many GPUs; give at most {gpus}"
+        raise ConfigError("trainer.devices", message)
     return replace(trainer, num_nodes=int(nodes)) if trainer.num_nodes == "auto" else trainer
 
 
@@ -175,8 +175,8 @@ def check_trackers(cfg: TrainConfig) -> None:
             field = f"logger.{name}"
             library = find_target(field, spec, cfg.allow_targets).__module__.rpartition(".")[2]
             if library in ("wandb", "mlflow") and find_spec(library) is None:
-                needed = f"{name} needs {library}; pip install 'gptattn[{library}]'"
-                raise ConfigError("logger", needed)
+                message = f"{name} needs {library}; pip install 'gptattn[{library}]'"
+                raise ConfigError("logger", message)
             bind(field, spec, {}, cfg.allow_targets)
 
 
@@ -212,8 +212,8 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
         shapes = build_model(cfg, vocab_size)
     # Weights, gradients, AdamW's averages.
     if 16 * sum(parameter.numel() for parameter in shapes.parameters()) > available:
-        needed = f"needs more than the {available / 1e9:,.0f} GB available; use a smaller one"
-        raise ConfigError("model", needed)
+        message = f"needs more than the {available / 1e9:,.0f} GB available; use a smaller one"
+        raise ConfigError("model", message)
     seed_everything(cfg.seed)
     return shapes if plans else build_model(cfg, vocab_size)
 

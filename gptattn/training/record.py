@@ -104,8 +104,8 @@ class RunTensorBoard(TensorBoardLogger):
         """Show a text as it is: Markdown keeps lines indented by four spaces."""
         lines = ("    " + line for line in text.splitlines())
         # An invisible word joiner after each < keeps HTML tags from opening.
-        shown = re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
-        self.experiment.add_text(tag, shown, step)
+        markdown = re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
+        self.experiment.add_text(tag, markdown, step)
 
     def save(self) -> None:
         """Flush the events; Lightning's own would add an hparams.yaml."""
@@ -138,8 +138,8 @@ def open_trackers(
         if not spec:
             continue  # TensorBoard
         try:
-            own = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
-            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets, Logger)
+            filled = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
+            logger = construct(f"logger.{name}", filled, {}, cfg.allow_targets, Logger)
             logger.log_hyperparams(dict(hyperparameters))
         except UserError:
             raise

@@ -105,7 +105,7 @@ def train(
 
 
 def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
-    """Make a new run's folder its own, or clear that of one that resumes."""
+    """Claim a new run's folder, or clear the folder of a run that resumes."""
     if not resume and run_folder.begun:
         raise RunFolderError(
             "run_dir",
@@ -255,7 +255,7 @@ def _open_loggers(
     """
     from gptattn.training.record import MetricsFile, RunTensorBoard, log_row, open_trackers
 
-    cfg, step, shown = ready.cfg, ready.state.step, list_hyperparameters(ready)
+    cfg, step, hyperparameters = ready.cfg, ready.state.step, list_hyperparameters(ready)
     record = MetricsFile(run_folder)
     at_end.callback(record.close)
     hook = threading.excepthook
@@ -265,8 +265,8 @@ def _open_loggers(
     board = RunTensorBoard(
         run_folder, ready.data.val_bytes is None, None if ready.source is None else step + 1
     )
-    loggers = [record, board, *open_trackers(cfg, run_folder, step, shown)]
-    board.declare(shown)
+    loggers = [record, board, *open_trackers(cfg, run_folder, step, hyperparameters)]
+    board.declare(hyperparameters)
     if ready.source is None:
         # In TensorBoard each would be a chart with a single point.
         log_row([one for one in loggers if one is not board], ready.costs(), 0)

@@ -111,13 +111,13 @@ def measure_speeds(
     shown = f"{', '.join(variants)}, in turns, {threads} thread{'s' * (threads > 1)}"
     print(f"measuring the speed of {shown}, about {most:.0f} s", file=sys.stderr, flush=True)
 
-    def ends(found: dict[Any, list[float]]) -> bool:
-        steps = {name: found[name, "step"] for name in variants}
+    def ends(seconds: dict[Any, list[float]]) -> bool:
+        steps = {name: seconds[name, "step"] for name in variants}
         rounds, now = len(next(iter(steps.values()))), time.perf_counter()
         late = now + (now - begun) / rounds > start + most  # after another round
         return rounds >= MIN_ROUNDS and (late or is_enough(steps))
 
-    found = interleave(turns, MAX_ROUNDS, ends)
+    seconds = interleave(turns, MAX_ROUNDS, ends)
     return Session(
         made=datetime.now(UTC).isoformat(timespec="microseconds"),
         device=device_name(next(iter(variants.values()))[2].device),
@@ -126,9 +126,9 @@ def measure_speeds(
         variants={
             key: Turns(
                 code=code,
-                step=found[name, "step"],
-                token={rows: found[name, rows] for rows in BATCHES if (name, rows) in found},
-                matmul=found[name, "matmul"],
+                step=seconds[name, "step"],
+                token={rows: seconds[name, rows] for rows in BATCHES if (name, rows) in seconds},
+                matmul=seconds[name, "matmul"],
             )
             for name, (key, code, _) in variants.items()
         },
@@ -145,11 +145,11 @@ def _calibrate(ready: PreparedRun) -> dict[str | int, Turn]:
         return 1 / matmul_flops_per_second(device, dtype)
 
     steps = max(1, round(TRAINING_SECONDS / train_steps(ready, 1)))
-    found: dict[str | int, Turn] = {"step": partial(train_steps, ready, steps), "matmul": multiply}
+    turns: dict[str | int, Turn] = {"step": partial(train_steps, ready, steps), "matmul": multiply}
     for rows in BATCHES if cached and context > 1 else ():
         tokens = max(1, round(DECODING_SECONDS / decode_tokens(ready, rows, 1)))
-        found[rows] = partial(decode_tokens, ready, rows, min(tokens, context // 2))
-    return found
+        turns[rows] = partial(decode_tokens, ready, rows, min(tokens, context // 2))
+    return turns
 
 
 def train_steps(ready: PreparedRun, steps: int) -> float:
