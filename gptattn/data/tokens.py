@@ -89,7 +89,7 @@ class TokenData(RunData):
             if not (in_train | (starts > index.val_start)).any():
                 raise ConfigError(
                     "data.mask_documents",
-                    "the text has no two documents to keep apart; leave it out, or give a folder "
+                    "the text needs two documents to keep apart; leave it out, or give a folder "
                     "of several files, or ids with an end of text and their tokenizer",
                 )
             self.train_documents = partial(number_documents, starts, 0)

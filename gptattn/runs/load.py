@@ -106,7 +106,7 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
     if not checkpoints:
         raise CheckpointError(
             "run",
-            f"{folder.path} has no checkpoint; train with checkpoint=true up to a validation",
+            f"{folder.path} has no checkpoint; train with checkpoint=true until a validation",
         )
     bad: list[str] = []
     for path in checkpoints:

@@ -75,8 +75,8 @@ def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
     for name in ("torch", "processes"):
         if was[name] != now[name]:
             print(
-                f"warning: {name}: {now[name]} from now on, {was[name]} before; the last bits and "
-                "dropout masks may differ",
+                f"warning: {name}: was {was[name]}, is now {now[name]}; the last bits and dropout "
+                "masks may differ",
                 file=sys.stderr,
             )
 

@@ -97,7 +97,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         ]
         raise ConfigError(field, f"{home} has no {attribute}; {suggest(attribute, classes)}")
     if inspect.isabstract(target) or not callable(target):
-        raise ConfigError(field, f"{name} is abstract, or no class or function; give another")
+        raise ConfigError(field, f"{name} is abstract or not callable; give a class or function")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     defined = f"{getattr(target, '__module__', '')}.{attribute}"
     check_targets({"_target_": defined}, allow_targets, f"{group}.")

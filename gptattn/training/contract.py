@@ -69,7 +69,7 @@ class Stack:
 
     def fail(self, what: str) -> BrokenLayer:
         """Return the error about the last layer."""
-        without = "checks=false trains it anyway, but not for comparison"
+        without = "checks=false trains it anyway, but do not compare it"
         return BrokenLayer(self.field, f"{self.title} {what}; {without}")
 
     def draw_x(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -353,8 +353,8 @@ def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
     for tokens in (1, (T + 1) // 2):
         if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
             raise stack.fail(
-                f"is not causal: the output changes with the text's length (the first {tokens} of "
-                f"{T} tokens alone give others, or NaN); don't use T in a scale, for example"
+                f"is not causal: the output changes with the text's length (alone, the first "
+                f"{tokens} of {T} tokens give other outputs, or NaN); don't use T in a scale"
             )
     singly = [1] * min(5, T)  # then all but two at once, if there are enough
     middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
