@@ -93,8 +93,8 @@ def continue_provenance(
     earlier = was if state.step and was != budget else ""
     if earlier and not state.complete:
         earlier = f"{was} {UNTIL} {state.step}"
-        schedule = f"resuming with another budget changes the learning-rate schedule ({earlier})"
-        print(f"warning: budget: {schedule}, {separate}", file=sys.stderr)
+        change = "resuming with another budget changes the learning-rate schedule"
+        print(f"warning: budget: {change} (so far: {earlier}), {separate}", file=sys.stderr)
     before = folder.read_provenance()
     if before is None or before.code != now.code:
         names = "unknown" if before is None else ", ".join(list_changed(before.code, now.code))
