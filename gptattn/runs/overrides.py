@@ -33,11 +33,11 @@ def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) 
 
 
 def leave_out(
-    key: str, overrides: Sequence[str], choices: Mapping[str, str], told: Collection[str]
+    key: str, overrides: Sequence[str], choices: Mapping[str, str], varied: Collection[str]
 ) -> tuple[str, ...]:
     """Return the overrides on which the default of a setting may depend.
 
-    These leave out the setting, the attention, and all settings in `told` except choices of files.
+    These leave out the setting, the attention, and all settings in `varied` except choices of files.
     Runs that differ in nothing else share the default.
     """
 
@@ -45,7 +45,7 @@ def leave_out(
         name = override.lstrip("+").partition("=")[0]
         # The record may be someone else's: it must not tell Hydra where to search.
         of_model = name == "recipe" or name.partition(".")[0] not in (*ATTENTION, "hydra")
-        return of_model and name != key and (name in choices or name not in told)
+        return of_model and name != key and (name in choices or name not in varied)
 
     return tuple(filter(stays, overrides))
 
@@ -67,12 +67,12 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
 def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
     """Return a run's overrides without those that only repeat a default."""
     typed = {override: override.lstrip("+").partition("=")[0] for override in overrides}
-    told = {name for name in typed.values() if effect_of(name) in (Effect.RESULT, Effect.LENGTH)}
+    varied = {name for name in typed.values() if effect_of(name) in (Effect.RESULT, Effect.LENGTH)}
     current = cfg.choices, result_settings(flat(asdict(cfg)))
 
     def is_default(name: str) -> bool:
         key = name if effect_of(name) is not Effect.LENGTH else "budget"
-        rest = leave_out(name, overrides, cfg.choices, told)
+        rest = leave_out(name, overrides, cfg.choices, varied)
         return "" != value_of(key, *current) == find_default(key, rest, cfg.choices)
 
     return [override for override, name in typed.items() if not is_default(name)]

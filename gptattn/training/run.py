@@ -96,7 +96,7 @@ def train(
             check_room(run_folder.path, ready.bytes_on_disk)
             until_the_end.enter_context(run_folder.lock())  # from here on it must not disappear
         _claim(run_folder, ready, resume)
-        with _note_its_end(run_folder, resume):
+        with _record_ending(run_folder, resume):
             summary = _train(ready, run_folder, console)
     console.print(f"run: {os.path.relpath(run_folder.path)}", markup=False)
     parent = shlex.quote(os.path.relpath(run_folder.path.parent))
@@ -119,7 +119,7 @@ def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
 
 
 @contextlib.contextmanager
-def _note_its_end(run_folder: RunFolder, resume: bool) -> Iterator[None]:
+def _record_ending(run_folder: RunFolder, resume: bool) -> Iterator[None]:
     """Print what a run stopped in this block has saved; record why a failed one failed."""
     shown = os.path.relpath(run_folder.path)
     try:
