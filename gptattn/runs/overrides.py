@@ -37,7 +37,7 @@ def leave_out(
 ) -> tuple[str, ...]:
     """Return the overrides on which the default of a setting may depend.
 
-    These leave out the setting, the attention, and all settings in `varied` except choices of files.
+    These leave out the setting, the attention, and settings in `varied` except choices of files.
     Runs that differ in nothing else share the default.
     """
 
