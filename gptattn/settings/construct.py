@@ -176,7 +176,7 @@ def bind(
             files = sorted((CONF / group).glob("*.yaml"))
             having = [file.stem for file in files if f"\n{key}:" in file.read_text("utf-8")]
             if having:
-                hint = f"use {' or '.join(f'{group}={name}' for name in having)}, which has it"
+                hint = f"use {' or '.join(f'{group}={name}' for name in having)}"
             raise ConfigError(f"{group}.{key}", f"is not an argument of {target.__name__}; {hint}")
         check_type(f"{group}.{key}", value, takes.types.get(key, Any))
     added = {key: value for key, value in shared.items() if key in takes.types and key not in own}

@@ -125,7 +125,7 @@ def read_layers(
 def _read_layer(
     name: str, written: Any, cfg: DictConfig, folders: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return a layer's settings as `layers` has them; if it has none, those of a conf/attn file."""
+    """Return a layer's settings from its entry in `layers`, or if None, from a file in conf/attn."""
     if written is None:
         return read_files("pattern", {"attn": [name]}, cfg, folders)
     field = f"layers.{name}"
@@ -164,7 +164,7 @@ def quote(value: str) -> str:
 
 
 def choose_kv_heads(group: int, _root_: DictConfig) -> int:
-    """Return the fewest key/value heads, 2 or more if it can, with `group` query heads at most."""
+    """Return the fewest heads, 2 or more if possible, with at most `group` query heads each."""
     heads = _root_.model.num_heads
     divisors = [n for n in range(min(2, heads), heads + 1) if heads % n == 0]
     return next(n for n in divisors if heads // n <= group)
