@@ -125,7 +125,7 @@ def read_layers(
 def _read_layer(
     name: str, written: Any, cfg: DictConfig, folders: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return a layer's settings from its entry in `layers`, or if None, from a file in conf/attn."""
+    """Return a layer's settings from its entry in `layers`; if None, from a conf/attn file."""
     if written is None:
         return read_files("pattern", {"attn": [name]}, cfg, folders)
     field = f"layers.{name}"
