@@ -161,7 +161,7 @@ def resume_settings(
         repeated = override.input_line in recorded.overrides
         if not repeated and OmegaConf.select(node, key) != value:
             raise ConfigError(
-                key, "cannot change once a run has begun; leave it out, or start a new run"
+                key, "is fixed once a run has begun; leave it out, or start a new run"
             )
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
