@@ -73,7 +73,7 @@ class AverageLength(Mixer):
 
 
 class BatchNorm(Mixer):
-    said = "gives different outputs when processed without the other rows"
+    said = "rows of a batch"
 
     def mix(self, x):
         return F.batch_norm(super().mix(x).mT, None, None, training=self.training or True).mT
@@ -191,7 +191,7 @@ class HalfPrecision(Mixer):
 
 
 class InfiniteGradient(Mixer):
-    said = "gradient that is not finite, of up."
+    said = "gradient of up."
 
     def mix(self, x):
         return super().mix(x) + (x - x.detach()).abs().sqrt()
@@ -210,7 +210,7 @@ class Double(torch.autograd.Function):
 
 
 class WrongBackward(Mixer):
-    said = "has another gradient than finite differences, of up.weight, up.bias, x;"
+    said = "gradient of up.weight, up.bias, x that"
 
     def mix(self, x):
         return super().mix(Double.apply(x))
@@ -224,7 +224,7 @@ class WrongBackwardInFloat32(WrongBackward):
 class DetachesItsValues(Mixer):
     """In a fused projection, whose weight has a gradient all the same."""
 
-    said = "has another gradient than finite differences, of fused.weight, fused.bias, x;"
+    said = "gradient of fused.weight, fused.bias, x that"
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out)
@@ -236,7 +236,7 @@ class DetachesItsValues(Mixer):
 
 
 class DetachesAGain(Mixer):
-    said = "has another gradient than finite differences, of gain;"
+    said = "gradient of gain that"
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__(d_in, d_out)
@@ -261,7 +261,7 @@ class WrongGradientInBfloat16(Mixer):
 
 
 class ForgetsTheCache(MultiHeadAttention):
-    said = "decoding through the cache differs from one full pass at output 1 "
+    said = "output 1 differs from one full pass"
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None

@@ -373,8 +373,8 @@ def _describe_seeds(entry: Entry) -> str:
     seeds = sorted(entry.losses)
     if any(seeds == [*allowed] for allowed in SEEDS):
         return ""
-    allowed_seeds = " or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
-    return f"has seeds {', '.join(map(str, seeds))}; an entry needs {allowed_seeds} (docs/track_rules.md)"
+    needed = " or ".join(f"{allowed[0]} to {allowed[-1]}" for allowed in SEEDS)
+    return f"has seeds {', '.join(map(str, seeds))}; an entry needs {needed} (docs/track_rules.md)"
 
 
 def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:

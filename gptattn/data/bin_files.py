@@ -1,8 +1,8 @@
 """Token ids from existing files: prepared texts, nanoGPT's files, modded-nanogpt's shards.
 
-A shard is 256 int32 numbers, of which the first three are 20240520, 1 and the number of ids, and
-then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py.
-llm.c's for Llama 3 begin with 20240801 and 7 and have 32 bits per id (dev/data/data_common.py).
+A shard has a header of 256 int32 numbers, which begins with 20240520, 1 and the number of ids, then
+16 bits per id. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py. llm.c's shards for
+Llama 3 begin with 20240801 and 7 and have 32 bits per id (dev/data/data_common.py).
 """
 
 import hashlib
@@ -48,10 +48,10 @@ HELD_OUT = re.compile(r"(^|[_.-])(train)?val")  # also trainval, but not interva
 class BinFiles(TokenSource):
     """Ids of 16 or 32 bits: a prepared folder, or files of other projects.
 
-    `path` is a prepared folder; or one with `*train*.bin` and perhaps `val*.bin` or `*_val*.bin`,
-    as nanoGPT and modded-nanogpt write them; or one such file. Without a held-out file, and without
-    `val_path`, the end of the ids is held out. A document begins at each end of text. Raises
-    DataError, naming the file, if one is missing, damaged or has no ids.
+    `path` is a prepared folder; or a folder with `*train*.bin` and perhaps `val*.bin` or
+    `*_val*.bin`, as nanoGPT and modded-nanogpt write them; or one such file. Without a held-out
+    file or `val_path`, the end of the ids is held out. A document begins at each end of text.
+    Raises DataError, naming the file, if one is missing, damaged or has no ids.
     """
 
     def __init__(self, path: str, val_path: str | None = None) -> None:
@@ -62,19 +62,19 @@ class BinFiles(TokenSource):
         if not (self.root / INDEX).is_file():
             return super().load(request)
         if self.val_path:
-            raise DataError("data.val_path", f"{self.root} has its own held-out part; leave it out")
+            raise DataError("data.val_path", f"{self.root} has a held-out part; leave this out")
         index, tokenizer = read_index(self.root), request.tokenizer
         tokenizer.restore(index.settings, self.root)
         if not tokenizer.ready or tokenizer.fingerprint() != index.tokenizer:
             words = choose_tokenizer(index, self.root)
-            raise ConfigError("tokenizer", f"is not that of the ids; give {words}")
+            raise ConfigError("tokenizer", f"did not make these ids; give {words}")
         return TokenData(self.root, index, request)
 
     def stamp(self) -> str:
         return str([[stamp_file(file) for file in side] for side in self._find_files()])
 
     def _find_files(self) -> tuple[list[Path], list[Path]]:
-        """Return the files to train on, and those to hold out, perhaps none."""
+        """Return the files to train on, and those to hold out, if any."""
         train, held_out = find_sides(self.path, self.val_path, "*train*.bin", "*.bin")
         if self.val_path is None and self.root.is_dir():
             files = find_files(self.path, "*.bin", "data.path")
@@ -102,16 +102,16 @@ class BinFiles(TokenSource):
                     highest = max(highest, int(piece.max()))
                     cut = to_train_on - train.tokens
                     for writer, part in ((train, piece[:cut]), (val, piece[cut:])):
-                        # Without an end of text, which is None then, no document is found.
+                        # Without an end of text (None), this finds no documents.
                         writer.write(part, np.flatnonzero(part == tokenizer.end_of_text))
                     advance(piece.nbytes)
                 digests.append(digest.hexdigest())
         if not tokenizer.ready or highest >= tokenizer.vocab_size:
             raise ConfigError(
                 "tokenizer",
-                f"did not make the ids up to {highest:,} (read as {bits}-bit ids by its "
-                "vocabulary's size, unless a header says otherwise); give the one that did, "
-                "such as tokenizer=gpt2 tokenizer.path=FOLDER, or without its files tokenizer=none "
+                f"did not make the ids up to {highest:,} (read as {bits}-bit ids, as its "
+                "vocabulary needs, unless a header says otherwise); give the one that did, such as "
+                "tokenizer=gpt2 tokenizer.path=FOLDER, or if you lack its files, tokenizer=none "
                 f"tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
             )
         sides = digests[: len(train_files)], digests[len(train_files) :]
@@ -119,9 +119,9 @@ class BinFiles(TokenSource):
 
 
 def read_ids(path: Path, field: str, bits: int) -> Ids:
-    """Return a file's ids, without a shard's header, which says how many bits they have.
+    """Return a file's ids, without a shard's header, which tells how many bits they have.
 
-    `bits`: without a header. Raises DataError, naming `field`, for what cannot be a file of ids.
+    `bits`: if there is no header. Raises DataError, naming `field`, if it cannot be a file of ids.
     """
     needed = f"give ids as numpy's ids.astype('uint{bits}').tofile(FILE) writes them"
     with name_errors(DataError, field, f"{path}, as {bits}-bit ids,", needed):
@@ -129,22 +129,22 @@ def read_ids(path: Path, field: str, bits: int) -> Ids:
             head = file.read(256)
         for start, what in OTHERS.items():
             if re.match(start, head, re.DOTALL):
-                raise DataError(field, f"{path} is {what}, not ids of {bits} bits; {needed}")
+                raise DataError(field, f"{path} is {what}, not {bits}-bit ids; {needed}")
         own = MAGIC.get(head[:4])
         ids = map_ids(path, own or bits)  # refuses a number of bytes that ids cannot have
     if own is None:
         return ids
     ids = ids[HEADER * 8 // own :]
     if len(ids) != int.from_bytes(head[8:12], "little"):
-        raise DataError(field, f"{path} is a shard that is not whole; make it again")
+        raise DataError(field, f"{path} is an incomplete shard; make it again")
     return ids
 
 
 def choose_tokenizer(index: Index, root: Path) -> str:
-    """Return the settings that choose the tokenizer which made the ids in a folder."""
+    """Return the settings that choose the tokenizer that made a folder's ids."""
     if not (root / FOLDER).is_dir():
         return f"tokenizer={index.choice}"
-    # gpt2 reads any byte-level BPE, also one that tokenizer=bpe has trained.
+    # gpt2 reads any byte-level BPE, including one that tokenizer=bpe has trained.
     choice = "gpt2" if index.choice == "bpe" else index.choice
     own = {key: index.settings.get(key) for key in ("end_of_text", "parse_special")}
     more = [f"tokenizer.{key}={json.dumps(value)}" for key, value in own.items() if value]

@@ -24,7 +24,7 @@ from gptattn.machine.ending import handle_signals
 # word only after whitespace.
 SAFE_CUT = re.compile(r"\S(?=[ \n])")
 MIN_VOCABULARY = 257  # the bytes and the end of text
-MIN_COUNT = 2  # of a pair: one occurrence is no pattern
+MIN_COUNT = 2  # of a pair: a single occurrence is no pattern
 # The longest word to learn from, in bytes: the library's time is quadratic in a word's length.
 MAX_WORD = 1000
 
@@ -39,8 +39,8 @@ class ByteLevelBPE(HuggingFaceTokenizer):
     `encode` treats special tokens as ordinary text: `<|endoftext|>` in a text becomes the ids of
     its characters, so that a text cannot smuggle in the special id.
 
-    Raises DataError for files that cannot be used, or whose tokens' hash is not `sha256`;
-    ConfigError for a size beyond what the text gives.
+    Raises DataError for files that cannot be used, or have other tokens than the hash `sha256`;
+    ConfigError for more ids than can be learned from the text.
     Source: Radford et al. 2019, sec. 2.2; to learn: Sennrich et al. 2016, arXiv:1508.07909,
     sec. 3.2.
     """
@@ -67,7 +67,7 @@ class ByteLevelBPE(HuggingFaceTokenizer):
             self.vocab_size = vocab_size
 
     def _take(self, text: str) -> None:
-        """Take the tokens. Raises ValueError unless every text has ids, and every id a token."""
+        """Take the tokens. Raises ValueError unless every text has ids and every id has a token."""
         super()._take(text)
         node = json.loads(self._library.to_str())
         model, split = node["model"], node["pre_tokenizer"] or {}
@@ -83,7 +83,7 @@ class ByteLevelBPE(HuggingFaceTokenizer):
             raise ValueError(f"it has no token for {len(missing)} of the 256 bytes")
         content = [[token.hex() for token in self._bytes], self._merges]
         self._sha256 = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        # Without special tokens, so that the library does not look for them in a text.
+        # Without special tokens, so that the library does not find them in a text.
         pairs = [tuple(pair) for pair in self._merges]
         self._library = _make_library(models.BPE(self._ids, pairs))
         self.ready = True
@@ -103,14 +103,14 @@ class ByteLevelBPE(HuggingFaceTokenizer):
         )
         train = (piece.text for piece in pieces if piece.side == "train")
         print(f"data: learning {self.vocab_size:,} tokens", file=sys.stderr)
-        with handle_signals(signal.SIG_DFL):  # it may take minutes, and lets no handler run
+        with handle_signals(signal.SIG_DFL):  # it can take minutes, and lets no handler run
             library.train_from_iterator(train, trainer)
         library.pre_tokenizer = split
         library.add_special_tokens([END_OF_TEXT])
         if (found := library.get_vocab_size()) < self.vocab_size:
             raise ConfigError(
                 "tokenizer.vocab_size",
-                f"{self.vocab_size:,} is more than this text can give; give at most {found}, "
+                f"{self.vocab_size:,} ids cannot be learned from this text; give at most {found}, "
                 "or a longer text",
             )
         self._take(library.to_str())

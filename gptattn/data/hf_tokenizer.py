@@ -1,4 +1,4 @@
-"""Any tokenizer of the library `tokenizers`: Llama's, Qwen's, or one of the user's own."""
+"""Any tokenizer of the library `tokenizers`: Llama's, Qwen's, or the user's own."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from gptattn.data.tokenizer import FOLDER, Ids, Tokenizer, id_type, utf8
 from gptattn.errors import ConfigError, DataError
 
 FILE = "tokenizer.json"
-PIECE_CHARS = 2**14  # encoded at a time, roughly
+PIECE_CHARS = 2**14  # encoded at once, roughly
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2 and Qwen
 ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")  # Llama 3's, Llama 2's, Gemma's
 HIDDEN = "\0"  # before the name of a token that no text may spell
@@ -27,7 +27,8 @@ class HuggingFaceTokenizer(Tokenizer):
     """The tokenizer in a tokenizer.json: `path` is the file, its folder, a run or `hf:owner/name`.
 
     `end_of_text` names the token between documents; default: the first of ENDS that the file has.
-    Special tokens in a text are text, unless `parse_special`; other added tokens are always found.
+    Special tokens in a text count as text, unless `parse_special`; other added tokens are always
+    parsed.
     Raises DataError for an unusable file or another hash, ConfigError for an unknown `end_of_text`.
     """
 
@@ -41,7 +42,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._recorded, self._parse_special = sha256, parse_special
         self._folder = local_folder(path, "tokenizer.path", [FILE]).absolute()
         self._read(self._folder)
-        # A text can be cut before a space if no token goes on there, and none begins a text anew.
+        # A text can be cut before a space if no token spans the cut or marks a text's beginning.
         whole, a, b = (self.encode(text, "data").tolist() for text in ("a b", "a", " b"))
         across = any(re.search(rb"\S ", token) for token in self._bytes)
         across |= any(one.rstrip for one in self._library.get_added_tokens_decoder().values())
@@ -49,7 +50,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._end = end_of_text or next((end for end in ENDS if end in self._ids), None)
         self.end_of_text = self._ids.get(self._end or "")
         if self._end and self.end_of_text is None:
-            raise ConfigError("tokenizer.end_of_text", f"{self._end!r} is no token; give one")
+            raise ConfigError("tokenizer.end_of_text", f"{self._end!r} is not a token; give one")
 
     def _take(self, text: str) -> None:
         self._text, self._sha256 = text, hashlib.sha256(text.encode()).hexdigest()
@@ -78,14 +79,14 @@ class HuggingFaceTokenizer(Tokenizer):
                 self._bytes[id] = token.encode() if plain else bytes(byte_of[c] for c in token)
             elif byte := re.fullmatch("<0x([0-9A-F]{2})>", token):
                 self._bytes[id] = bytes.fromhex(byte[1])
-            else:  # after another, since the first of a text may lose its space
+            else:  # after another token, since a text's first one may lose its space
                 pair = library.decoder.decode(["a", token]) if library.decoder else f"a {token}"
                 self._bytes[id] = pair[1:].encode()
 
     def _read(self, folder: Path) -> None:
         file = find_file(folder)
         if file is None:
-            raise DataError("tokenizer.path", f"{folder} has no {FILE}; give one that has it")
+            raise DataError("tokenizer.path", f"{folder} has no {FILE}; give a folder with one")
         with name_errors(DataError, "tokenizer.path", str(file), "give another"):
             self._take(file.read_text(encoding="utf-8"))
         self._check_hash(str(folder))
@@ -140,7 +141,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def find_file(path: Path) -> Path | None:
-    """Return `path`, or the tokenizer.json in it or its folder `tokenizer`; None: there is none."""
+    """Return `path`, or the tokenizer.json in it or in its folder `tokenizer`; None if neither."""
     files = (path, path / FILE, path / FOLDER / FILE)
     return next((file for file in files if file.is_file()), None)
 

@@ -21,14 +21,14 @@ NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASC
 PREFIX = "hf:"
 SUFFIXES = (".parquet", ".jsonl", ".json", ".arrow")  # of local files
 NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # that `datasets` saves as well
-BATCH_ROWS = 1000  # read at a time
+BATCH_ROWS = 1000  # read at once
 
 
 def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
-    """Return the folder that `name` stands for; from the hub, only `files` are downloaded.
+    """Return the folder that `name` stands for; from the hub, download only `files`.
 
-    Without a network, the hub's own cache is used. Raises ConfigError for a malformed name or
-    without the extra `hf`, CheckpointError for what cannot be fetched.
+    Without a network, use the hub's own cache. Raises ConfigError for a malformed name or a missing
+    extra `hf`, CheckpointError for what cannot be fetched.
     """
     if not name.startswith(PREFIX):
         return expand_path(name, field)
@@ -55,7 +55,7 @@ def _import_extra(library: str, field: str, where: str) -> ModuleType:
 def name_errors(kind: type[UserError], field: str, where: str, advice: str) -> Iterator[None]:
     """Turn any error of the libraries and of their transport into one of this kind.
 
-    What the disk refuses is raised as it is.
+    Errors of the disk stay as they are.
     """
     try:
         yield
@@ -71,7 +71,7 @@ class Rows(TextSource):
 
     `path`, and `val_path` to hold out: a Parquet, JSON Lines or Arrow file, or a folder of them.
     Without `val_split` or `val_path`, the hash of each document decides whether it is held out.
-    `streaming`: rows come over the network each time and none is stored. Raises ConfigError without
+    `streaming`: fetch rows over the network each time, and store none. Raises ConfigError without
     the library `datasets`, DataError for missing data or a missing field.
     """
 
@@ -91,14 +91,14 @@ class Rows(TextSource):
         if not one or (path and val_split) or (name and val_path) or val_split == split:
             raise ConfigError(
                 "data.name",
-                "give data.name=owner/name of the hub, perhaps with another split as "
-                "data.val_split, or data.path=FILE_OR_FOLDER, perhaps with data.val_path",
+                "give data.name=owner/name on the hub (data.val_split: another split, optional), "
+                "or data.path=FILE_OR_FOLDER (data.val_path: optional)",
             )
         self.name = name or str(path)
         self._text_field, self._files = text_field, []
         self._streaming = streaming
         side = "train" if val_split or val_path else None  # None: the hash of each row decides
-        # Of each part: its side, and its file, or what `datasets` is asked for.
+        # Of each part: its side, and its file or the arguments for `datasets`.
         self._parts: list[tuple[str | None, Path | dict[str, Any]]] = []
         if path is not None:
             train, held_out = (
@@ -149,7 +149,7 @@ class Rows(TextSource):
             return
         for table in self._read_tables(part):
             names = table.schema.names
-            # Without the text, a message says what is there.
+            # If there is no text, the message lists the other fields.
             found = [name for name in names if name == self._text_field]
             yield from table.select(found or names).to_pylist()
 
@@ -165,22 +165,22 @@ class Rows(TextSource):
                 with pyarrow.memory_map(str(part)) as file:
                     try:
                         yield from pyarrow.ipc.open_stream(file)
-                    except pyarrow.ArrowInvalid:  # it is no stream
+                    except pyarrow.ArrowInvalid:  # it is not a stream
                         whole = pyarrow.ipc.open_file(file)
                         yield from map(whole.get_batch, range(whole.num_record_batches))
             return
         with _import_datasets(self.name) as datasets:
             own = {key: value for key, value in part.items() if key != "split"}
             if hasattr(datasets.load_dataset_builder(**own).config, "on_mixed_types"):
-                own["on_mixed_types"] = "refuse"  # it would quote all texts of a JSON file
+                own["on_mixed_types"] = "refuse"  # else it quotes all texts of a JSON file
             rows = datasets.load_dataset(**own, split=part["split"], streaming=self._streaming)
             yield from rows.with_format("arrow").iter(BATCH_ROWS)
 
 
 def read_json(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON Lines file, or of one with an array, with the values that it has.
+    """Yield the rows of a JSON file, in lines or in an array, with their values as they are.
 
-    Raises DataError, naming the row, for one that is no JSON object.
+    Raises DataError, naming the row, for one that is not a JSON object.
     """
     with file.open(encoding="utf-8-sig") as lines:
         is_array = lines.read(4096).lstrip().startswith("[")
@@ -191,7 +191,7 @@ def read_json(file: Path) -> Iterator[dict[str, Any]]:
                 number += 1
                 found = row if is_array else json.loads(row)
                 if not isinstance(found, dict):
-                    raise ValueError(f"{found!r:.40} is no object with fields")
+                    raise ValueError(f"{found!r:.40} is not an object with fields")
                 yield found
         except (ValueError, RecursionError) as error:
             raise DataError("data.path", f"{file}: row {number + (not number)}: {error}") from None

@@ -21,8 +21,8 @@ class RunData(ABC):
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
-    val_limit: int | None = None  # of tokens to score, where it left some out
-    scored: float = 1.0  # share of the training's targets that are scored; the others are IGNORED
+    val_limit: int | None = None  # tokens to score, if some are left out
+    scored: float = 1.0  # share of the training targets that are scored; the others are IGNORED
     slices: tuple[str, ...] = ()  # kinds of questions; a validation's batch ends with their labels
 
     @abstractmethod
@@ -35,12 +35,12 @@ class RunData(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what the run's record says about the data besides hash and tokenizer."""
+        """Return facts about the data for the run's record, besides hash and tokenizer."""
 
     def opening(self, context_length: int, tokens: int) -> tuple[Tensor, Tensor | None]:
         """Return about the first `tokens` ids of the validation, in rows [B, T].
 
-        With them comes each token's document number [B, T], if documents are kept apart.
+        The second value is each token's document number [B, T], if documents are kept apart.
         """
         T = min(tokens, context_length)
         ids, _, *documents = next(iter(self.validation(max(1, tokens // T), T)))
@@ -49,7 +49,7 @@ class RunData(ABC):
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks of its source of data."""
+    """What a run needs from its source of data."""
 
     tokenizer: Tokenizer
     context_length: int

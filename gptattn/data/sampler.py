@@ -33,8 +33,8 @@ def window_starts(
 ) -> NDArray[np.int64]:
     """Return `count` window starts for optimizer step `step`, uniform in 0 .. windows - 1.
 
-    With `even`, those of all steps so far are spread evenly, and only the first is random; `count`
-    is then the same at every step.
+    With `even`, the starts of all steps so far are spread evenly, and only the first is random;
+    `count` must then be the same at every step.
     """
     if even:  # a Kronecker sequence, randomly shifted
         shift = draws(seed, 0, stream=2).random()
@@ -70,8 +70,8 @@ def training_batch(
 def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> NDArray[np.int64]:
     """Return the rows of a batch that process `rank` of `size` trains on.
 
-    They are its part of each of the `accumulate` micro-batches; the processes' parts, in order,
-    make up the micro-batches of one process.
+    They are its part of each of the `accumulate` micro-batches. In order, the processes' parts make
+    up the micro-batches that a single process would have.
     """
     parts = np.arange(batch_size).reshape(accumulate, size, -1)
     return parts[:, rank].reshape(-1)
@@ -81,7 +81,7 @@ def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> NDArray[n
 class TrainingStream:
     """The endless micro-batches of a run from optimizer step `first_step` on.
 
-    `batch(step)` makes those of a step, one after the other.
+    `batch(step)` makes the micro-batches of a step, one after the other.
     """
 
     batch: Callable[[int], Batch]
@@ -104,7 +104,7 @@ class TrainingStream:
 class ValidationSet:
     """All held-out tokens in order, each scored once, except the first, which is only context.
 
-    Windows do not overlap; the tokens left at the end form a shorter window, in its own batch.
+    Windows do not overlap; the tokens left at the end make a shorter window, in its own batch.
     `documents` numbers the documents to keep apart.
     """
 

@@ -35,7 +35,7 @@ class Task(Source):
     Raises ValueError for values that allow no rows of any length.
     """
 
-    special: ClassVar[int] = 0  # ids that are no answers; all others are equally likely
+    special: ClassVar[int] = 0  # ids that are never answers; all others are equally likely
 
     vocab_size: Count
     val_rows: Count = 1000
@@ -54,7 +54,7 @@ class Task(Source):
         return 1 / (self.vocab_size - self.special)
 
     def slices(self) -> tuple[str, ...]:
-        """Return names, no mere numbers, of the kinds of questions, if `draw` labels these."""
+        """Return names (not just numbers) of the kinds of questions, if `draw` labels them."""
         return ()
 
     @abstractmethod
@@ -66,13 +66,13 @@ class Task(Source):
         return self.draw(generator, rows, length)
 
     def check_length(self, field: str, length: int) -> None:
-        """Raise ConfigError, naming the field, if no row is so short."""
+        """Raise ConfigError, naming the field, if no row can be so short."""
         _, least = self.least()
         if length < least:
             raise ConfigError(
                 field,
-                f"{length} is too short for {type(self).__name__}, whose rows have {least} ids or "
-                "more; give a longer one, or an easier task",
+                f"{length} is too short for {type(self).__name__}: a row has at least {least} ids; "
+                "give a longer one, or an easier task",
             )
 
     def load(self, request: Request) -> "TaskData":
@@ -91,13 +91,13 @@ class Task(Source):
 class Recall(Task):
     """Multi-query associative recall: pairs of key and value, then keys that ask for the values.
 
-    With three pairs, `.` for random ids (with `blanks`, all of them id 0), and what is scored
+    An example with three pairs; `.` is a random id (id 0 with `blanks`), and scored targets are
     below:
 
         A 4 B 3 C 6 . . B . A . . . C .
                         3   4       6
 
-    Keys are from the lower half of the vocabulary, values from the upper, none twice in a row. The
+    Keys are from the lower half of the vocabulary, values from the upper; a row repeats none. The
     distance from the pairs to a key's question follows a power law: most are near, some far.
     With several numbers of `pairs`, each row draws one, which labels its questions.
     Chance: 1 / values, and 1 / pairs for a guess among the row's values.
@@ -141,10 +141,10 @@ class Recall(Task):
         ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
         places = (length - 2 * pairs) // 2
         law = np.arange(1, places + 1, dtype=np.float64) ** (self.power - 1.0)
-        asked = 2 * pairs + 2 * draw_different(generator, rows, places, pairs, law)
+        questions = 2 * pairs + 2 * draw_different(generator, rows, places, pairs, law)
         targets = np.full((rows, length), IGNORED)
-        np.put_along_axis(ids, asked, keys, axis=1)
-        np.put_along_axis(targets, asked, values, axis=1)
+        np.put_along_axis(ids, questions, keys, axis=1)
+        np.put_along_axis(targets, questions, values, axis=1)
         return ids, targets
 
 
@@ -152,7 +152,7 @@ class Recall(Task):
 class NoisyRecall(Task):
     """Pairs of key and value among pairs of noise; a key that was seen before asks for its value.
 
-    With keys A and B, and `.` for noise:
+    An example with keys A and B, and `.` for noise:
 
         A 3 . . B 1 A 3 . . . . B 1
                     3           1
@@ -176,16 +176,16 @@ class NoisyRecall(Task):
         ids = generator.integers(end, self.vocab_size, size=(rows, slots, 2))
         values = generator.integers(end // 2, end, size=(rows, end // 2))
         key = generator.integers(end // 2, size=(rows, slots))
-        told = generator.random((rows, slots)) >= self.noise
-        every, known = np.arange(rows), generator.integers(slots - 1, size=rows)
-        key[:, -1] = key[every, known]
-        told[every, known] = told[:, -1] = True
+        is_pair = generator.random((rows, slots)) >= self.noise
+        every, earlier = np.arange(rows), generator.integers(slots - 1, size=rows)
+        key[:, -1] = key[every, earlier]
+        is_pair[every, earlier] = is_pair[:, -1] = True
         pairs = np.stack([key, np.take_along_axis(values, key, axis=1)], axis=2)
-        ids[told] = pairs[told]
+        ids[is_pair] = pairs[is_pair]
         _, first = np.unique(ids[:, :, 0] + every[:, None] * self.vocab_size, return_index=True)
-        told.flat[first] = False  # a key that is new is no question
+        is_pair.flat[first] = False  # a new key is not a question
         targets = np.full_like(ids, IGNORED)
-        targets[told, 0] = pairs[told, 1]
+        targets[is_pair, 0] = pairs[is_pair, 1]
         return ids.reshape(rows, -1)[:, :length], targets.reshape(rows, -1)[:, :length]
 
 
@@ -225,8 +225,8 @@ class Induction(Task):
         . . | D . . . . |
                         D
 
-    Chance: 1 / (vocab_size - 1). Source: Olsson et al. 2022, arXiv:2209.11895; the form is that of
-    Fu et al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
+    Chance: 1 / (vocab_size - 1). Source: Olsson et al. 2022, arXiv:2209.11895; in this form, Fu et
+    al. 2023 (H3), arXiv:2212.14052, sec. 3.1.
     """
 
     special: ClassVar[int] = 1  # marker
@@ -258,7 +258,7 @@ class SelectiveCopy(Task):
 
     special: ClassVar[int] = 2  # blank and mark
     vocab_size: Count = 18
-    tokens: Count = 16  # to be given back
+    tokens: Count = 16  # to give back
 
     def least(self) -> tuple[int, int]:
         return 4, 2 * self.tokens  # the blank, the mark, and two to choose from
@@ -283,11 +283,11 @@ def draw_different(
 ) -> Ids:
     """Draw `count` different numbers below `numbers` for each row, in random order.
 
-    `weights`: of the numbers, drawn one by one without replacement. Exponential waiting times, each
-    divided by its weight, give such a draw: take the first to end (Efraimidis and Spirakis 2006,
-    arXiv:1012.0256).
+    With `weights` of the numbers, draw one by one without replacement. This is the same as taking
+    the shortest of exponential waiting times, each divided by its weight (Efraimidis and Spirakis
+    2006, arXiv:1012.0256).
     """
-    if weights is None and count**2 <= numbers:  # few of many: draw rows with a repetition again
+    if weights is None and count**2 <= numbers:  # few of many: redraw rows with a repetition
         drawn = generator.integers(numbers, size=(rows, count))
         repeated = np.arange(rows)
         while len(repeated):
@@ -304,9 +304,9 @@ def draw_different(
 
 
 class TaskData(RunData):
-    """Rows of `length` ids, fresh in every training batch, and always the same for validation.
+    """Rows of `length` ids: new ones in every training batch, the same ones in every validation.
 
-    No validation row is trained on. Raises ConfigError if there are too few other rows.
+    Training never uses a validation row. Raises ConfigError if there are too few other rows.
     """
 
     val_bytes = None
@@ -323,13 +323,13 @@ class TaskData(RunData):
         self.text_hash = digest.hexdigest()
         self.held_out = {row.tobytes() for row in self.val[0]}
         self.scored = float((targets != IGNORED).mean())
-        known = len(self._held_out_rows(ids))
-        if known > PROBED_ROWS // 2:
+        repeated = len(self._held_out_rows(ids))
+        if repeated > PROBED_ROWS // 2:
             raise ConfigError(
                 "data.val_rows",
-                f"{known} of {PROBED_ROWS} random rows are among those held out, since there are "
-                f"so few of {length} ids; give a longer context, fewer val_rows, or a task with "
-                "more ids",
+                f"{repeated} of {PROBED_ROWS} random rows are held out, because so few rows of "
+                f"{length} ids exist; give a longer context, fewer val_rows, or a task with more "
+                "ids",
             )
 
     def _held_out_rows(self, ids: Ids) -> list[int]:
@@ -338,8 +338,8 @@ class TaskData(RunData):
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         generator = draws(seed, step)
         ids, targets, *_ = self.task.draw(generator, batch_size, context_length)
-        while known := self._held_out_rows(ids):
-            ids[known], targets[known], *_ = self.task.draw(generator, len(known), context_length)
+        while rows := self._held_out_rows(ids):
+            ids[rows], targets[rows], *_ = self.task.draw(generator, len(rows), context_length)
         return torch.from_numpy(ids), torch.from_numpy(targets)
 
     def validation(self, batch_size: int, context_length: int) -> Batches:

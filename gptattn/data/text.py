@@ -27,14 +27,14 @@ SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-# Left out: installed packages, tests, the reference that is `PythonDocs`, and whatever differs from
-# build to build.
+# Left out: installed packages, tests, the reference (which is `PythonDocs`), and files that differ
+# from build to build.
 OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
 BUILT = "_sysconfigdata"
 HELD_OUT = 1 / 20  # of the files; some 600 kB
 ENCODING = "utf-8-sig"  # UTF-8, perhaps after a byte order mark
-PIECE = 2**16  # characters read at a time
-BATCH = 64  # pieces encoded at a time, on all cores if the tokenizer can
+PIECE = 2**16  # characters read at once
+BATCH = 64  # pieces encoded at once, on all cores if the tokenizer can
 ADVICE = "; convert it, with iconv for example, or choose files, as data.pattern='**/*.txt'"
 
 
@@ -45,7 +45,7 @@ class TextSource(TokenSource):
 
     @abstractmethod
     def pieces(self, val_fraction: float) -> Iterator[Piece]:
-        """Yield the documents in pieces; of each, first what is to train on, then the held-out.
+        """Yield the documents in pieces: of each, first the training part, then the held-out part.
 
         Raises DataError, naming file and place, for what is not text.
         """
@@ -88,7 +88,7 @@ class TextSource(TokenSource):
         with show_progress(f"data: reading {self.name}", self.size()) as advance:
             for piece in self.pieces(fraction):
                 yield piece
-                advance(len(piece.text))  # of characters, which are about as many as the bytes
+                advance(len(piece.text))  # characters: about as many as bytes
 
 
 def _cut(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -133,7 +133,7 @@ def _size(document: Document) -> int:
 
 
 class PlainText(TextSource):
-    """Documents to train on, and documents to hold out; without these, the end of each is held out.
+    """Documents to train on, and documents to hold out; without the latter, the end of each one.
 
     The ends together have `val_fraction` of the bytes, at least one character.
     """
@@ -159,17 +159,17 @@ class PlainText(TextSource):
 
 
 def _hold_out_tails(documents: Sequence[Document], fraction: float) -> Iterator[Piece]:
-    """Yield the documents with their tails on the other side, whatever the tokenizer."""
+    """Yield the documents, with their tails held out; the tokenizer plays no part in the cuts."""
     total = held = 0  # bytes
     for number, document in enumerate(documents):
         size = sum(len(utf8(text, "data")) for text in read_document(document))
         total += size
-        # Of the running total, so that many short documents give their share too.
+        # Of the running total, so that many short documents contribute too.
         due = max(1, round(total * fraction))
         cut = size - (due - held)
         for text in read_document(document):
             raw = text.encode()
-            # A character that the limit would cut goes to the tail.
+            # A character that the limit would split goes to the tail.
             head = raw[: max(cut, 0)].decode(errors="ignore")
             cut -= len(raw)
             if head:
@@ -199,10 +199,10 @@ class PythonDocs(PlainText):
 
 
 class PythonSource(PlainText):
-    """The Python files below a folder, without tests, sorted by name; each a document.
+    """The Python files below a folder, without tests, sorted by name; each is a document.
 
-    `held_out` is the share of the files to hold out, by a hash of their names, so a file is on the
-    same side in every version.
+    `held_out` is the share of the files to hold out. A hash of its name chooses a file, which is
+    thus on the same side in every version.
     """
 
     def __init__(self, root: Path, held_out: float) -> None:
@@ -233,9 +233,9 @@ class StandardLibrary(PythonSource):
 class PackageSource(PythonSource):
     """The source files of an installed package: for one in pure Python, the same on every system.
 
-    `name` is what Python imports. `held_out` is the share of files to hold out; for `version`,
-    null stands for any. `even_windows` spreads the training windows evenly over the text. Raises
-    DataError if the package is not installed, or not in this version.
+    `name` is what Python imports. `version` null takes any. `held_out` is the share of files to
+    hold out. `even_windows` spreads the training windows evenly over the text. Raises DataError if
+    the package is not installed, or has another version.
     """
 
     def __init__(
@@ -252,7 +252,9 @@ class PackageSource(PythonSource):
             raise DataError("data.name", f"{name} is not an installed package; {wanted}")
         if version not in (None, installed):
             wanted = f"install that, or set data.version={installed}, or null for any"
-            raise DataError("data.version", f"{name} {installed} is here, not {version}; {wanted}")
+            raise DataError(
+                "data.version", f"{name} {installed} is installed, not {version}; {wanted}"
+            )
         super().__init__(Path(found.submodule_search_locations[0]), held_out)
         self.even_windows = even_windows
 
@@ -261,8 +263,8 @@ class TextFiles(PlainText):
     """The UTF-8 text of a file, or of all files below a folder that match `pattern`, sorted.
 
     The file or folder `val_path` is held out, even if it lies below `path`. Hidden and empty files
-    are skipped. Raises DataError for a missing text, and when it is read, naming the file, if it is
-    binary or not UTF-8.
+    are skipped. Raises DataError for a missing text, and while reading, naming the file, for one
+    that is binary or not UTF-8.
     """
 
     def __init__(self, path: str, pattern: str = "**/*", val_path: str | None = None) -> None:
@@ -283,7 +285,7 @@ class Shakespeare(PlainText):
         if digest != SHAKESPEARE_SHA256:
             raise DataError(
                 "data.path",
-                f"sha256 is {digest}, the canonical file has {SHAKESPEARE_SHA256}; "
+                f"has the sha256 {digest}, but the canonical file has {SHAKESPEARE_SHA256}; "
                 "use data=text for another text",
             )
         if not file.exists():
@@ -311,8 +313,8 @@ def cache_folder(cache_dir: str | None) -> Path:
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
     """Return the file, or the files below the folder that match, sorted.
 
-    Links are followed. Hidden and empty files are skipped, and folders that were read before.
-    Raises DataError, naming `field`, if there are none.
+    Follows links. Skips hidden and empty files, and folders already read. Raises DataError, naming
+    `field`, if there are none.
     """
     root = expand_path(path, field)
     try:
@@ -324,7 +326,7 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
             tops, seen = root.glob(top) if top else [root], set[str]()
             below = (folder for one in tops for folder, *_ in walk_once(one, seen))
             found = [file for folder in (below if deep else [root]) for file in folder.glob(name)]
-        # A root that is hidden itself was named by the user.
+        # A hidden root counts: the user named it.
         found = [f for f in found if not any(p[0] == "." for p in f.relative_to(root).parts)]
         found = sorted({file for file in found if file.stat().st_size and file.is_file()})
     except (OSError, ValueError, RuntimeError) as error:
@@ -348,5 +350,5 @@ def find_sides(
     files = find_files(path, pattern, "data.path")
     train = [file for file in files if file.resolve() not in apart]
     if not train:
-        raise DataError("data.val_path", "holds out all of data.path; give a part of it")
+        raise DataError("data.val_path", "holds out all of data.path; give only a part of it")
     return train, held_out

@@ -15,7 +15,7 @@ from gptattn.machine.disk import write_atomically
 
 # Text between two documents, for tokenizers without an id for the end of text.
 SEPARATOR = "\n\n"
-FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and beside a token file
+FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and next to a token file
 
 Ids = NDArray[np.uint16 | np.uint32]  # as `id_type` says
 
@@ -36,12 +36,12 @@ class Piece(NamedTuple):
 class Tokenizer(ABC):
     """Turns text into the ids 0 .. vocab_size - 1 of a fixed vocabulary, and back."""
 
-    vocab_size: int  # 0: not known before the text
-    ready = True  # it has its vocabulary
+    vocab_size: int  # 0: unknown until the text is read
+    ready = True  # whether it has its vocabulary
     end_of_text: int | None = None  # the id between documents, if the vocabulary has one
 
     def fit(self, pieces: Iterable[Piece]) -> None:  # noqa: B027 - most need no text
-        """Take the vocabulary from a text, in the pieces of `cut`, unless the tokenizer has one."""
+        """Take the vocabulary from a text, in pieces from `cut`, unless the tokenizer has one."""
 
     def restore(self, settings: Mapping[str, Any], folder: Path) -> None:  # noqa: B027
         """Take the vocabulary of an earlier `fit`, unless the tokenizer has one.
@@ -58,7 +58,7 @@ class Tokenizer(ABC):
         return [self.encode(text, "data") for text in texts]
 
     def cut(self, texts: Iterable[str]) -> Iterable[str]:
-        """Return the pieces of a document in others whose ids, joined, are those of the whole."""
+        """Cut a document's pieces anew, so that their ids, joined, are those of the whole."""
         return texts
 
     def separator(self) -> Ids:
@@ -84,14 +84,14 @@ class Tokenizer(ABC):
         return {}
 
     def files(self) -> dict[str, str]:
-        """Return files to keep beside weights, name -> text, if `settings` alone are not enough."""
+        """Return files to save with weights, name -> text, if `settings` alone are not enough."""
         return {}
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a string that tells apart tokenizers that may give a text different ids.
+        """Return a string that differs between tokenizers that may give a text different ids.
 
-        Before `fit`, it says how the vocabulary will be made.
+        Before `fit`, it describes how the vocabulary will be made.
         """
 
 
@@ -146,7 +146,7 @@ class CharTokenizer(Tokenizer):
             raise DataError(
                 field,
                 f"character {text[first]!r} (U+{ord(text[first]):04X}){after} is not among the "
-                f"{self.vocab_size} that the char tokenizer knows; leave it out or use "
+                f"{self.vocab_size} characters of tokenizer=char; leave it out, or use "
                 "tokenizer=byte",
             )
         return ids.astype(id_type(self.vocab_size))

@@ -1,8 +1,8 @@
-"""One memory-mapped file of token ids for each text, with a JSON beside it.
+"""One memory-mapped file of token ids for each text, with a JSON file next to it.
 
 `make_tokens` writes the ids of any source in constant memory: `tokens.bin` has the training
-ids, then the held-out ones, 16 or 32 bits each; `documents.npy` says where documents begin;
-`tokens.json`, written last, describes the file.
+ids, then the held-out ones, 16 or 32 bits each; `documents.npy` has the places where documents
+begin; `tokens.json`, written last, describes the file.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
 FILES = (TOKENS, INDEX, STARTS, FOLDER)
-PIECE_TOKENS = 2**20  # read at a time
+PIECE_TOKENS = 2**20  # read at once
 
 
 class Index(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The JSON beside a token file."""
+    """The JSON next to a token file."""
 
     source: str  # hash of everything that decides the ids, except the vocabulary
     recipe: str  # the tokenizer's fingerprint before it read the text
-    tokenizer: str  # and after
+    tokenizer: str  # its fingerprint after
     choice: str  # the tokenizer's name in conf/tokenizer
     settings: dict[str, Any]  # the tokenizer's
-    text_sha256: str  # whatever the tokenizer
+    text_sha256: str  # the same for every tokenizer
     tokens: int
     train_tokens: int
     val_start: int  # the first held-out id, which is only context
@@ -76,11 +76,11 @@ class TokenData(RunData):
         if index.train_tokens < request.context_length + 1:
             raise ConfigError(
                 "model.context_length",
-                f"{request.context_length} is too long for this text: {index.train_tokens:,} of "
-                f"its tokens are for training; give at most {max(index.train_tokens - 1, 0):,}, or "
-                "a longer text",
+                f"{request.context_length} is too long for this text, which has "
+                f"{index.train_tokens:,} training tokens; give at most "
+                f"{max(index.train_tokens - 1, 0):,}, or a longer text",
             )
-        # Given if documents are kept apart.
+        # Set if documents are kept apart.
         self.train_documents: DocumentNumbers | None = None
         self.val_documents: DocumentNumbers | None = None
         if request.mask_documents:
@@ -89,8 +89,8 @@ class TokenData(RunData):
             if not (in_train | (starts > index.val_start)).any():
                 raise ConfigError(
                     "data.mask_documents",
-                    "the text lacks two documents to keep apart; leave it out, or give a folder of "
-                    "several files, or ids with an end of text and their tokenizer",
+                    "the text needs two documents to keep apart; leave it out, or give a folder "
+                    "of several files, or ids with an end of text and their tokenizer",
                 )
             self.train_documents = partial(number_documents, starts, 0)
             self.val_documents = partial(number_documents, starts, index.val_start)
@@ -166,9 +166,9 @@ def _hash_source(source: TokenSource, request: Request) -> str:
 
 
 def _find_tokens(source: TokenSource, request: Request) -> tuple[Path, Index]:
-    """Return the folder of these ids in the cache, and its index; missing ids are made.
+    """Return the folder of these ids in the cache, and its index; make the ids if missing.
 
-    A resumed run asks with the vocabulary that the first run took from the text.
+    In a resumed run, the request has the vocabulary that the first run took from the text.
     """
     made_of, recipe = _hash_source(source, request), request.tokenizer.fingerprint()
     for folder in request.cache.glob(f"{made_of[:32]}-*"):
@@ -209,15 +209,15 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             if not train.tokens or val.tokens <= val.context:  # nothing to score
                 raise DataError(
                     "data",
-                    f"{source.name} is too short to train on one part of it and hold out another; "
-                    "give more of it, or say what is held out",
+                    f"{source.name} is too short to train on one part and hold out another; give "
+                    "more text, or something to hold out",
                 )
             held_out.seek(0)
             shutil.copyfileobj(held_out, file)
         starts = np.concatenate([np.asarray(train.starts), np.asarray(val.starts) + train.tokens])
         write_atomically(folder / STARTS, lambda file: np.save(file, starts))
         write_files(folder / FOLDER, tokenizer.files())
-        # Without context of its own, the first scored id has the last one to train on.
+        # Without its own context, the first scored id has the last training id as context.
         val_start = train.tokens + val.context - 1
         bits = id_type(tokenizer.vocab_size).itemsize * 8
         index = Index(

@@ -1,4 +1,4 @@
-"""State tracking: the answer is a result of all ids so far. docs/tasks.md says what suffices."""
+"""State tracking: the answer depends on all ids so far. docs/tasks.md says what it takes."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,11 +20,12 @@ class Permutations(Task):
         1 2 3 1
         1 3 4 2
 
-    Answers have the ids of rows, so the first answer is the first id; 0 is the identity. Products
-    go from left to right. All are scored in training, the last in held-out rows.
-    `generators`: what is drawn; transpositions with the identity, or the place would tell a
-    product's sign. Chance: 1 / 2, 1 / 6 or 1 / 120, in rows of 20 or more. Source: Merrill et al.
-    2024, arXiv:2404.08819; for transpositions Grazzi et al. 2024, arXiv:2411.12537, sec. 5.2.
+    Answers are ids too, so the first answer is the first id; 0 is the identity. Products go from
+    left to right. Training scores all of them, validation only the last in each row.
+    `generators`: what to draw. `transpositions` include the identity, since otherwise the place
+    would tell a product's sign. Chance: 1 / 2, 1 / 6 or 1 / 120, in rows of 20 or more. Source:
+    Merrill et al. 2024, arXiv:2404.08819; for transpositions Grazzi et al. 2024, arXiv:2411.12537,
+    sec. 5.2.
     """
 
     vocab_size: Count = field(init=False)

@@ -9,14 +9,14 @@ from rich.console import Console
 
 
 class StdoutConsole(Console):
-    """Raises BrokenPipeError when the reader of a pipe has gone; rich's console would exit."""
+    """Raises BrokenPipeError when a pipe's reader has gone; rich's own console would exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Return a console on stdout that leaves long lines whole."""
+    """Return a console on stdout that does not break long lines."""
     width = None if sys.stdout.isatty() else 120
     return StdoutConsole(width=width, highlight=False, emoji=False, soft_wrap=True)
 
@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def quiet_lightning() -> None:
-    """Leave the console to our own output: Lightning says nothing below an error."""
+    """Leave the console to our own output: Lightning logs nothing below an error."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")

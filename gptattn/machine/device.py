@@ -43,7 +43,7 @@ def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed as Lightning's function of this name does, which takes seconds to import."""
+    """Seed like Lightning's function of this name, which takes seconds to import."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -51,14 +51,14 @@ def seed_everything(seed: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed: page faults make small steps vary by a tenth."""
+    """Let glibc keep freed memory: page faults make small steps vary by a tenth."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
         for option, size in ((-1, 2**31 - 1), (-3, 2**25)):  # M_TRIM_ and M_MMAP_THRESHOLD, largest
             ctypes.CDLL(None).mallopt(option, size)
 
 
 def set_threads(threads: int | None) -> int:
-    """Set torch's CPU threads, by default to the CPUs this process may use; return the count."""
+    """Set torch's CPU threads, by default all CPUs this process may use; return the count."""
     count = usable_cpus() if threads is None else threads
     torch.set_num_threads(count)
     return count
@@ -67,8 +67,8 @@ def set_threads(threads: int | None) -> int:
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """Measure this device's FLOP/s on a product of n x n matrices: the best of several.
 
-    The peak of GPU memory leaves this measurement out. MFU relative to a measured rate is right on
-    any machine; relative to a hard-coded peak it is not.
+    It does not count toward the peak of GPU memory. An MFU relative to this rate is right on any
+    machine; one relative to a hard-coded peak is not.
     """
     gpu = device.type == "cuda"
     n = 8192 if gpu else 1024
@@ -92,18 +92,18 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the GPU has finished its work; on a CPU there is nothing to wait for."""
+    """Wait until the GPU has finished its work; on a CPU, do nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def runs_ahead(device: torch.device) -> bool:
-    """Whether the host goes on before the device has done what it was asked."""
+    """Whether the host continues while the device still has work queued."""
     return device.type != "cpu"
 
 
 class Moment:
-    """A point in a device's work: now, or on a GPU, when it has done all that was asked so far."""
+    """A point in a device's work: now, or on a GPU, when the work queued so far is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._host, self._event = time.perf_counter(), None
@@ -112,7 +112,7 @@ class Moment:
             self._event.record()
 
     def seconds_since(self, other: "Moment") -> float:
-        """Return the seconds from `other` to this; the host waits until a GPU gets here."""
+        """Return the seconds from `other` to this; the host waits for a GPU to get here."""
         if self._event is None or other._event is None:
             return self._host - other._host
         self._event.synchronize()
@@ -120,22 +120,22 @@ class Moment:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Restart the peak of `peak_memory_mb`."""
+    """Reset the peak of `peak_memory_mb`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with contextlib.suppress(OSError):  # except on Linux, the peak cannot be reset
+        with contextlib.suppress(OSError):  # the peak can be reset only on Linux
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
 
 
 def peak_memory_mb(device: torch.device) -> float | None:
     """Return the peak since the reset in MB (10^6 bytes): of GPU tensors, or of the process.
 
-    None on a CPU except on Linux.
+    On a CPU, None except on Linux.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    peak = _linux_says("self/status", "VmHWM")  # getrusage's counts that of the parent as well
+    peak = _read_proc("self/status", "VmHWM")  # getrusage also counts the parent's
     return None if peak is None else int(peak.split()[0]) * 1024 / 1e6
 
 
@@ -143,10 +143,10 @@ def device_name(device: torch.device) -> str:
     """Return the name of the GPU or the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _linux_says("cpuinfo", "model name") or platform.processor() or platform.machine()
+    return _read_proc("cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
-def _linux_says(file: str, name: str) -> str | None:
+def _read_proc(file: str, name: str) -> str | None:
     """Return the value of the first line `name: value` of a file in /proc; None without one."""
     with contextlib.suppress(OSError):
         for line in Path("/proc", file).read_text().splitlines():
@@ -156,21 +156,21 @@ def _linux_says(file: str, name: str) -> str | None:
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """Return which compiler torch.compile lacks for this device, `C++` or `C`; None if it has it.
+    """Return the compiler that torch.compile lacks for this device, `C++` or `C`; None: it has one.
 
-    For a GPU that is Triton's, which builds the launcher of each kernel.
+    For a GPU, this is the one with which Triton builds each kernel's launcher.
     """
     if device.type == "cpu":
         named, others, language = "CXX", ("g++", "clang++"), "C++"
     else:
         named, others, language = "CC", ("gcc", "clang"), "C"
-    found = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
-    return None if found else language
+    exists = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
+    return None if exists else language
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What compiles kernels for a GPU."""
+    """What this machine has to compile kernels for a GPU."""
 
     capability: tuple[int, int]  # (9, 0): Hopper
     missing: str  # what Triton's kernels lack, in words; "": nothing
@@ -179,7 +179,7 @@ class Toolchain:
 
 
 def find_toolchain(device: torch.device) -> Toolchain:
-    """Return what this machine has for its GPU."""
+    """Return this machine's toolchain for its GPU."""
     lacking, triton = missing_compiler(device), version_of("triton")
     missing = "there is no C compiler" * bool(lacking) if triton else "Triton is not installed"
     version = tuple(map(int, re.findall(r"\d+", triton or "")[:3]))

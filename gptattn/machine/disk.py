@@ -1,4 +1,4 @@
-"""Paths as they are typed, files that are written whole or not at all, and what may be replaced.
+"""Typed paths, files that are written whole or not at all, and which files may be replaced.
 
 If the disk is full or read-only, or permission is missing, DiskError names the path.
 """
@@ -23,9 +23,9 @@ REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTA
 
 
 def expand_path(typed: str | Path, field: str) -> Path:
-    """Return the place that a typed path means: only `~` at its start is expanded.
+    """Return a typed path with `~` at its start expanded, and nothing else.
 
-    Raises ConfigError, naming `field`, for no such user.
+    Raises ConfigError, naming `field`, if the user does not exist.
     """
     try:
         return Path(typed).expanduser()
@@ -39,7 +39,7 @@ def walk_once(
 ) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder at or below the root, with the names of its folders and files.
 
-    Links are followed, into each folder once: `seen` has the real paths. Hidden ones are left out.
+    Follows links, but enters each folder once: `seen` has the real paths. Skips hidden folders.
     """
     for where, below, files in os.walk(root, onerror=onerror, followlinks=True):
         real = os.path.realpath(where)
@@ -59,7 +59,7 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
             raise
         way = "give another folder"
         if error.errno in FULL:
-            way = f"{free_bytes(path):,} bytes are free, make room"
+            way = f"make room ({free_bytes(path):,} bytes are free)"
         raise DiskError(str(path), f"{error.strerror}; {way}") from error
 
 
@@ -75,25 +75,25 @@ def check_room(folder: Path, needed: int) -> None:
     if free < needed:
         raise DiskError(
             str(folder),
-            f"{needed:,} bytes are needed and {free:,} are free; make room, or give another folder",
+            f"needs {needed:,} bytes but {free:,} are free; make room, or give another folder",
         )
 
 
 def refuse_taken(folder: Path, field: str, *names: str) -> None:
     """Raise RunFolderError, naming `field`, for a file, or for a folder with one of these names.
 
-    `names`: patterns of what a command is about to write, and did not make.
+    `names`: patterns of the files that a command is about to write and that it did not make.
     """
-    there = [folder] if folder.is_file() else (f for name in names for f in folder.glob(name))
-    for file in there:
+    taken = [folder] if folder.is_file() else (f for name in names for f in folder.glob(name))
+    for file in taken:
         raise RunFolderError(field, f"{file} is in the way; move it, or give another folder")
 
 
 def claim_folder(folder: Path, kind: str, field: str, *names: str) -> None:
     """Make the folder, or take it, so that files of these `names` are ours to replace and remove.
 
-    A mark in it says so from then on. Raises RunFolderError as `refuse_taken` does, and DiskError
-    if the folder cannot be written.
+    A marker file records that. Raises RunFolderError as `refuse_taken` does, and DiskError if the
+    folder cannot be written.
     """
     mark = folder / f".gptattn-{kind}"
     if not mark.exists():
@@ -102,7 +102,7 @@ def claim_folder(folder: Path, kind: str, field: str, *names: str) -> None:
 
 
 def remove_partials(*folders: Path) -> None:
-    """Remove what killed processes left of files that they were writing in the folders."""
+    """Remove the partial files that killed processes left in the folders."""
     for part in (part for folder in folders for part in folder.glob(f"*{PART}")):
         part.unlink(missing_ok=True)
 
@@ -123,7 +123,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """Return the content of a JSON file as this type; None if there is none that fits it."""
+    """Return the content of a JSON file as this type; None if it is missing or does not fit."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, ValueError, RecursionError):

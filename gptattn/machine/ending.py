@@ -24,7 +24,7 @@ from gptattn.errors import (
 from gptattn.machine.disk import REFUSALS
 
 PACKAGE = Path(gptattn.__file__).parent
-# Errors of a path that the system's own words explain to a user.
+# Errors about a path that the system's own words explain to a user.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 ENDINGS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
 # Windows has no SIGHUP.
@@ -42,7 +42,7 @@ def handled_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def handle_signals(handler: signal.Handlers) -> Iterator[None]:
-    """Let signals end the process at once (SIG_DFL), or do nothing (SIG_IGN), in this block."""
+    """In this block, let signals end the process at once (SIG_DFL) or do nothing (SIG_IGN)."""
     ours = handled_signals() if current_thread() is main_thread() else []
     handlers = {number: signal.signal(number, handler) for number in ours}
     try:
@@ -55,9 +55,8 @@ def handle_signals(handler: signal.Handlers) -> Iterator[None]:
 def write_stderr(line: str) -> None:
     """Write a line to stderr from a signal handler.
 
-    The signal may have interrupted print(), which cannot be entered twice. Output to a terminal
-    that is gone is redirected to /dev/null, because a later print would raise before the state is
-    saved.
+    The signal may have interrupted print(), which cannot be entered twice. If the terminal is gone,
+    output goes to /dev/null, because a later print would raise before the state is saved.
     """
     for descriptor, text in ((1, b""), (2, f"{line}\n".encode())):
         try:
@@ -67,9 +66,9 @@ def write_stderr(line: str) -> None:
 
 
 class Stopped(BaseException):
-    """Raised when a run ends on request, after optimizer step `step`; `saved` if it can be resumed.
+    """Raised when a signal ends a run after optimizer step `step`; `saved` if it can be resumed.
 
-    It is not an Exception, so that code that catches Exceptions lets it through.
+    It is not an Exception, so code that catches Exceptions lets it through.
     """
 
     def __init__(self, signum: int, step: int, saved: bool) -> None:
@@ -78,7 +77,7 @@ class Stopped(BaseException):
 
 
 def silence_stdout() -> int:
-    """Silence stdout, whose reader (`head`, for example) has gone.
+    """Silence stdout after its reader (`head`, for example) has gone.
 
     Returns the exit code of a command that SIGPIPE ends.
     """
@@ -96,7 +95,7 @@ def run_command(
     `explain` turns a library's error into a UserError.
     """
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed (`>&-`): a file would get its number, the lowest
+        if getattr(sys, name) is None:  # closed (`>&-`): the next open file would get its number
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(null, "r+", encoding="utf-8"))
@@ -112,10 +111,10 @@ def run_command(
     except BrokenPipeError:
         return silence_stdout()
     except Exception as error:
-        known = explain(error)
-        if known is not error:
-            known.__cause__ = error
-        return report(known, debug)
+        explained = explain(error)
+        if explained is not error:
+            explained.__cause__ = error
+        return report(explained, debug)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -124,19 +123,19 @@ def run_command(
 
 def report(error: Exception, debug: bool = False) -> int:
     """Print one line for a user's mistake, and a traceback for a bug; return the exit code."""
-    known = as_user_error(error)
-    if debug or known is None:
+    mistake = as_user_error(error)
+    if debug or mistake is None:
         traceback.print_exception(error)
-    message = str(known)
-    if known is None:
+    message = str(mistake)
+    if mistake is None:
         what = str(error).strip().partition("\n")[0][:200]
         message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it, "
-        message += "unless the traceback ends in code of yours"
-    if isinstance(known, ForeignError) and not debug:
+        message += "unless the traceback ends in your own code"
+    if isinstance(mistake, ForeignError) and not debug:
         message += "; HYDRA_FULL_ERROR=1 shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     print(f"error: {line}", file=sys.stderr)
-    return 1 if known is None else known.exit_code
+    return 1 if mistake is None else mistake.exit_code
 
 
 def as_user_error(error: BaseException) -> UserError | None:
@@ -155,7 +154,7 @@ def as_user_error(error: BaseException) -> UserError | None:
         )
     if lacks_memory(error):
         return OutOfMemory(
-            "memory", "too little for this run; raise accumulate, or take a smaller model"
+            "memory", "too little for this run; raise accumulate, or use a smaller model"
         )
     if (place := find_own_code(error)) is not None:
         return ForeignError(place, f"{type(error).__name__}: {error}")
@@ -167,7 +166,7 @@ def as_user_error(error: BaseException) -> UserError | None:
 
 
 def find_own_code(error: BaseException) -> str | None:
-    """Return the `file:line` of the user's own code that raised the error, or passed it on."""
+    """Return the `file:line` of the user's own code that raised the error or let it pass."""
     main = getattr(sys.modules["__main__"], "__file__", None) or PACKAGE  # train.py or a script
     libraries = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
     others = [PACKAGE, PACKAGE.parent / "hydra_plugins", main, *libraries]

@@ -1,4 +1,4 @@
-"""Which of a run's processes this is: of those that torchrun, srun or Lightning has started."""
+"""Which of a run's processes this is, if torchrun, srun or Lightning has started several."""
 
 import os
 
@@ -11,9 +11,9 @@ def is_first() -> bool:
 
 
 def forget_launchers() -> None:
-    """Remove what a launcher has left in the shell of a run in one process.
+    """For a run in one process, remove what a launcher has left in the environment.
 
-    Not what torchrun sets: it has started this process, and others that the run does not count.
+    torchrun's variables stay: it started this process, and others that the run does not count.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         for name in (*RANKS, "WORLD_SIZE", "SLURM_NTASKS", "LSB_JOBID"):

@@ -1,4 +1,4 @@
-"""A lock that lets one process at a time write to a folder; it ends with its process."""
+"""A lock that lets only one process write to a folder; it ends with that process."""
 
 import contextlib
 from collections.abc import Iterator

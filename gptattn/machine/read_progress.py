@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 QUIET_SECONDS = 2.0  # at the start; quicker reads show nothing
 LOG_SECONDS = 4.0  # between lines where there is no terminal
-tqdm.monitor_interval = 0  # without its thread, which redraws bars while nothing is read
+tqdm.monitor_interval = 0  # no thread that redraws bars while nothing is read
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Hashes of the code behind a run's numbers: one per module, of its syntax tree.
 
-Docstrings, comments, layout and what `raise`, `assert` and warnings say do not count. Nothing is
-imported for a hash: imports are followed in the source, so that planning a sweep gives the same
+Docstrings, comments, layout and the messages of `raise`, `assert` and warnings do not count.
+Hashing imports nothing: it follows imports in the source, so that planning a sweep gives the same
 hashes as running it.
 """
 
@@ -27,7 +27,7 @@ COMMON = (
     "gptattn.settings.budget",
     "gptattn.data.sampler",
 )
-# Imports are followed within these modules, which make numbers, and not into the rest of gptattn.
+# Imports are followed within these modules, which make numbers, but not into the rest of gptattn.
 NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.optim", "gptattn.weights")
 
 
@@ -42,15 +42,15 @@ def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[st
     """Return module -> hash for all code that makes the numbers of a run with these targets.
 
     `targets` are dotted names, as in a `_target_`. `packages` are further packages in which targets
-    may lie; their modules count like ours, and so do helpers of a user's own beside them. An
-    installed package counts by its version.
+    may lie; their modules count like ours, and so do the user's own helper modules. An installed
+    package counts by its version.
     """
     homes = (*NUMBERS, *packages)
-    # Modules, and names imported from modules: what counts is the module that defines the name.
+    # Modules, and names imported from them; a name counts as the module that defines it.
     waiting = [(module, "") for module in COMMON]
     waiting += [(home, name) for home, _, name in (target.rpartition(".") for target in targets)]
     seen: set[tuple[str, str]] = set()
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     while waiting:
         module, name = waiting.pop()
         if (module, name) in seen:
@@ -63,18 +63,18 @@ def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[st
         imports = [] if source is None else source.imports
         exported = [(other, original) for other, original, alias in imports if alias == name != ""]
         if not exported and name and file is not None and file.stem == "__init__":
-            # A package may look its classes up in the files below it.
+            # A package may look up its classes in the files below it.
             exported = [(home, "") for home in (find_class(module, file.parent, name),) if home]
         if exported:
             waiting += exported
             continue
         counts = any(f"{module}.".startswith(f"{home}.") for home in homes)
         if source is not None and (counts or top != OURS):
-            found[module] = source.hash
+            hashes[module] = source.hash
             waiting += [(other, original) for other, original, _ in imports]
         elif counts and (installed := hash_of(top)) is not None:
-            found[top] = installed
-    return dict(sorted(found.items()))
+            hashes[top] = installed
+    return dict(sorted(hashes.items()))
 
 
 def find_class(package: str, folder: Path, name: str) -> str | None:
@@ -121,8 +121,8 @@ def version_of(package: str) -> str | None:
 def _file_of(module: str) -> Path | None:
     """Return the source file of a module that somebody may edit.
 
-    Return None for one of the standard library or of an installed package, and for one that does
-    not exist or has no source.
+    Return None for a module of the standard library or of an installed package, and for one that
+    does not exist or has no source.
     """
     top, *below = module.split(".")
     if top in sys.stdlib_module_names:
@@ -143,7 +143,7 @@ def _file_of(module: str) -> Path | None:
 
 @cache  # the first reading counts: this process has not imported later edits
 def read_source(module: str, file: Path) -> Source:
-    """Return the hash of a module's file, and all that it imports, also inside of functions."""
+    """Return the hash of a module's file, and all that it imports, even inside functions."""
     tree = ast.parse(file.read_bytes(), filename=str(file))
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     imports: list[tuple[str, str, str]] = []
@@ -169,11 +169,11 @@ def read_source(module: str, file: Path) -> Source:
 def _dump(node: Any) -> str:
     """Return a syntax tree as text.
 
-    Empty fields are left out, since Python's versions differ in which they have.
+    Empty fields are left out, since versions of Python differ in these.
     """
     if isinstance(node, list):
         return f"[{','.join(map(_dump, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    known = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
-    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in known)})"
+    fields = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return f"{type(node).__name__}({','.join(f'{name}={_dump(value)}' for name, value in fields)})"

@@ -1,9 +1,9 @@
-"""A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
+"""A checkpoint: one safetensors file, written whole or not at all, and verified when read.
 
-It holds the weights, what Lightning restores by itself (the optimizer, its loops, and the state of
-the user's own callbacks), and a `RunState`. Its tensors are the weights, under the model's own
-names, and all others, under their path in Lightning's checkpoint, `optimizer_states/0/state/...`.
-The file's header has everything else as JSON, under the key `gptattn`, and a SHA-256 of it all.
+It holds the weights, what Lightning restores itself (the optimizer, its loops and the state of the
+user's callbacks), and a `RunState`. Weights have the model's own names; other tensors have their
+path in Lightning's checkpoint, `optimizer_states/0/state/...`. The header holds everything else as
+JSON, under the key `gptattn`, and a SHA-256 of the whole content.
 """
 
 import hashlib
@@ -30,16 +30,16 @@ STATE = "run"  # of the `RunState`, in Lightning's checkpoint
 
 @dataclass
 class RunState:
-    """What a run has done so far, which its callbacks keep up to date; the defaults: nothing."""
+    """A run's progress, which its callbacks keep up to date; at first, none."""
 
     step: int = 0  # optimizer steps taken
-    seconds: float = 0.0  # of training, up to the newest step that is settled
-    step_seconds: "array[float]" = field(default_factory=lambda: array("d"))  # of each settled step
-    shared: bool = False  # the machine, with other runs
+    seconds: float = 0.0  # of training, up to the newest timed step
+    step_seconds: "array[float]" = field(default_factory=lambda: array("d"))  # of each timed step
+    shared: bool = False  # whether other runs share the machine
     complete: bool = False  # whether its budget was used up, or its accuracy reached, at this step
-    validation_due: bool = False  # after this step, and not ended yet
-    # The record: its size in bytes, the newest value of each metric, and the newest row with a
-    # training loss, up to whose step so many were timed; values logged since then, by metric.
+    validation_due: bool = False  # whether this step's validation has not ended yet
+    # The record: its size in bytes, the newest value of each metric, the step of the newest row
+    # with a training loss, the number of steps timed by then, and values logged since, by metric.
     row_bytes: int = 0
     last: dict[str, float | None] = field(default_factory=dict)
     logged_step: int = 0
@@ -57,14 +57,14 @@ class RunState:
     def restore(cls, content: dict[str, Any]) -> "RunState":
         """Return the state in the content of a checkpoint.
 
-        Raises CheckpointError if it has none, or another one.
+        Raises CheckpointError if it has none, or one from another version.
         """
         try:
             steps = array("d", content[STATE]["step_seconds"].tolist())
             return cls(**content[STATE] | {"step_seconds": steps})
         except (LookupError, TypeError) as error:
             raise CheckpointError(
-                "resume", "another version of gptattn made the checkpoint; start a new run"
+                "resume", "the checkpoint is from another version of gptattn; start a new run"
             ) from error
 
 
@@ -90,7 +90,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
         if HEADER_KEY not in header:
-            raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
+            raise ValueError("it is not a gptattn checkpoint: its header has no run")
         tensors = read_tensors(path)
         if header.get(SUM_KEY) != _hash_content(header[HEADER_KEY], tensors):
             raise ValueError("it is damaged: its SHA-256 does not match")
@@ -143,10 +143,10 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 def remove_old(folder: RunFolder, newest: Path) -> None:
     """Keep `newest` and the one before it, and remove the others.
 
-    Checkpoints of later steps are removed too: the run was resumed from an earlier one, and its
-    steps are being repeated.
+    This includes checkpoints of later steps: the run has resumed from an earlier one, and repeats
+    those steps.
     """
-    known = folder.known_checkpoints()
-    kept = [path for path in known if step_of(path) <= step_of(newest)][:KEPT]
-    for path in {*known} - {*kept}:
+    checkpoints = folder.known_checkpoints()
+    kept = [path for path in checkpoints if step_of(path) <= step_of(newest)][:KEPT]
+    for path in {*checkpoints} - {*kept}:
         path.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import msgspec
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """What an evaluation was made from; one with another basis is replaced, not extended."""
+    """What an evaluation measured; with another basis, a new one replaces it."""
 
     weights: str  # sha256 of their file
     text: str  # sha256, as in the summary
@@ -29,7 +29,7 @@ class Bin(msgspec.Struct, frozen=True, array_like=True):
 class LengthLoss(msgspec.Struct, frozen=True):
     """Loss in windows of one length."""
 
-    windows: int  # each position was scored so often
+    windows: int  # how often each position was scored
     loss: float  # mean over all positions
     bins: list[Bin]
 
@@ -48,9 +48,9 @@ class CacheLoss(msgspec.Struct, frozen=True):
 
 
 class TaskScores(msgspec.Struct, frozen=True):
-    """Scores on a task of lm-evaluation-harness, by metric as it names them."""
+    """Scores on a task of lm-evaluation-harness, by the harness's metric names."""
 
-    asked: str  # the task itself, its YAML file, group or tag
+    asked: str  # what was requested: the task, its YAML file, group or tag
     harness: str  # its version
     shots: int | None  # examples before each item; None: a group
     digest: str  # hash of the items with their prompts and answers
@@ -60,11 +60,11 @@ class TaskScores(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """All measurements of a run with its newest weights, those of optimizer step `step`."""
+    """All measurements of a run with its newest weights, those after optimizer step `step`."""
 
     basis: Basis
     step: int
-    context_length: int  # that the model was trained with
+    context_length: int  # in training
     lengths: dict[int, LengthLoss] = {}
     caches: dict[str, CacheLoss] = {}
     tasks: dict[str, TaskScores] = {}

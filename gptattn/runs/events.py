@@ -1,4 +1,4 @@
-"""TensorBoard events in a file that a later report replaces, beside those of a run."""
+"""TensorBoard events in a file next to a run's own, which a later report replaces."""
 
 import time
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gptattn.machine.disk import write_atomically
 
-# TensorBoard may read a folder's files in the order of their names, each to its end once: a run's
-# own, which grows, comes after this one.
+# TensorBoard may read a folder's files by name, each once to its end, so this file must come before
+# the run's own, which grows.
 EVENTS = "events.out.tfevents.0.gptattn"
 
 
@@ -28,6 +28,6 @@ def write_events(folder: Path, summaries: Iterable[tuple[Any, int]]) -> None:
 def declare_columns(hyperparameters: Iterable[str], metrics: Iterable[str]) -> Any:
     """Return a summary with the columns of the HParams tab, which shows five of each at first.
 
-    Of several runs the tab takes the columns of any one.
+    For several runs, the tab takes the columns from any one of them.
     """
     return hparams_config_pb([*map(HParam, hyperparameters)], [*map(Metric, metrics)])

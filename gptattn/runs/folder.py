@@ -1,6 +1,6 @@
-"""A run's folder: the only module that knows the files in it. It needs no torch and no Hydra.
+"""A run's folder. Only this module knows the files in it. It needs neither torch nor Hydra.
 
-Files are written with `disk.write_atomically`. Files that are read may have been made by others.
+Files are written with `disk.write_atomically`. Files that are read may come from someone else.
 """
 
 import json
@@ -30,13 +30,13 @@ CONFIG, SUMMARY, ROWS, PROVENANCE = "config.yaml", "summary.json", "metrics.json
 REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json"
 LOCK = ".lock"
 WEIGHTS, CHECKPOINTS = "model.safetensors", "checkpoints"
-# What a run or a converted model writes; others' files of these names are in its way.
+# What a run or a converted model writes; it refuses a folder with other files of these names.
 NAMES = (CONFIG, SUMMARY, ROWS, PROVENANCE, REPLACED, EVALUATION, FAILURE, WEIGHTS, CHECKPOINTS)
 NAMES += (tokenizer.FOLDER,)
 # In a sweep's folder: the runs that chose a learning rate, which are not results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
-# Characters in a folder's name, and of its variant; config.yaml has the rest.
+# The most characters in a folder's name, and of the variant in it; config.yaml has the rest.
 MAX_NAME, MAX_VARIANT = 60, 41
 
 
@@ -55,7 +55,7 @@ class RunFolder:
         self.config_file = self.path / CONFIG
         # One row of metrics per line, appended as they are measured: the source of truth.
         self.rows_file = self.path / ROWS
-        self.summary_file = self.path / SUMMARY  # written last: it exists if the run is done
+        self.summary_file = self.path / SUMMARY  # written last: it exists once the run is done
         self.checkpoints = self.path / CHECKPOINTS  # `step=40.safetensors`, and the one before
         # The weights of a converted model, which has no checkpoints; a run has no such file.
         self.weights_file = self.path / WEIGHTS
@@ -77,7 +77,7 @@ class RunFolder:
 
     @property
     def replaced(self) -> bool:
-        """Whether the run has the mark of a result that no longer counts."""
+        """Whether the run is marked as a result that no longer counts."""
         return self.replaced_file.exists()
 
     def mark_replaced(self, reason: str) -> None:
@@ -112,7 +112,7 @@ class RunFolder:
         except ValueError as error:
             raise ValueError(f"{SUMMARY} is damaged or half-written: {error}") from None
         if not isinstance(summary, dict):
-            raise ValueError(f"{SUMMARY} is damaged: it holds no names")
+            raise ValueError(f"{SUMMARY} is damaged: it is not a JSON object")
         return summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -129,15 +129,15 @@ class RunFolder:
         return ((self.finished() or {}).get("metrics") or {}).get(LOSS)
 
     def read_provenance(self) -> Provenance | None:
-        """Return what made the run; None if there is no record of it that can be read."""
+        """Return the run's provenance; None if it has no readable record of it."""
         return disk.read_json(self.path / PROVENANCE, Provenance)
 
     def write_provenance(self, provenance: Provenance) -> None:
-        """Write what made the run."""
+        """Write the run's provenance."""
         disk.write_json(self.path / PROVENANCE, provenance)
 
     def read_evaluation(self) -> Evaluation | None:
-        """Return what `evaluate` has measured of the run; None if it has measured nothing."""
+        """Return what `evaluate` measured on the run; None if it has measured nothing."""
         try:
             return msgspec.json.decode((self.path / EVALUATION).read_bytes(), type=Evaluation)
         except FileNotFoundError:
@@ -146,15 +146,15 @@ class RunFolder:
             raise ValueError(f"{EVALUATION} is damaged: {error}") from None
 
     def write_evaluation(self, evaluation: Evaluation) -> None:
-        """Write or replace what was measured of the run."""
+        """Write or replace what `evaluate` measured on the run."""
         disk.write_json(self.path / EVALUATION, evaluation)
 
     def read_failure(self) -> dict[str, Any] | None:
-        """Return the exit code (`exit`) and the error of a run that failed; None: it did not."""
+        """Return a failed run's exit code (`exit`) and error; None if it did not fail."""
         return disk.read_json(self.failure_file, dict[str, Any])
 
     def write_failure(self, exit_code: int, error: str) -> None:
-        """Note that the run has ended early, with this exit code and error."""
+        """Record that the run ended early, with this exit code and error."""
         self._write(FAILURE, json.dumps({"exit": exit_code, "error": error}) + "\n")
 
     def write_tokenizer(self, files: Mapping[str, str]) -> None:
@@ -170,8 +170,8 @@ class RunFolder:
 
     def known_checkpoints(self) -> list[Path]:
         """Return the paths of all checkpoints, newest first."""
-        there = [f for f in self.checkpoints.glob("step=*.safetensors") if step_of(f) >= 0]
-        return sorted(there, key=step_of, reverse=True)
+        files = [f for f in self.checkpoints.glob("step=*.safetensors") if step_of(f) >= 0]
+        return sorted(files, key=step_of, reverse=True)
 
     def lock(self, field: str = "run_dir") -> AbstractContextManager[None]:
         """Hold the run's lock. Raises RunFolderError, naming `field`, if another process does."""
@@ -180,10 +180,10 @@ class RunFolder:
 
 
 def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
-    """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
+    """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps equal runs apart.
 
-    The `overrides` that change the result are part of the name, and of a path its end. Nothing in
-    it needs quotes, for a shell or for Hydra.
+    The name includes the `overrides` that change the result; of a path, it has only the end. It
+    needs no quotes in a shell or in Hydra.
     """
     name = f"{cfg.variant[:MAX_VARIANT]}_s{cfg.seed}"
     for key, value in (override.lstrip("+~").split("=", 1) for override in overrides):
@@ -202,6 +202,6 @@ def step_of(checkpoint: Path) -> int:
 
 def find_begun(home: Path) -> list[RunFolder]:
     """Return the begun runs directly below `home`, newest settings first."""
-    there = [file for file in home.glob(f"*/{CONFIG}") if file.is_file()]
-    there.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-    return [RunFolder(file.parent) for file in there]
+    files = [file for file in home.glob(f"*/{CONFIG}") if file.is_file()]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    return [RunFolder(file.parent) for file in files]

@@ -1,6 +1,6 @@
-"""Reads a run folder back: its settings, its model with the newest weights, and its tokenizer.
+"""Reads a run folder: its settings, its model with the newest weights, and its tokenizer.
 
-A converted model's folder, with model.safetensors instead of checkpoints, is written here too.
+It also writes a converted model's folder, which has model.safetensors instead of checkpoints.
 """
 
 import sys
@@ -34,7 +34,7 @@ from gptattn.settings.values import build_dataclass
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run read back from its folder."""
+    """A run read from its folder."""
 
     folder: Path
     cfg: TrainConfig
@@ -57,10 +57,10 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     """Read the run in `folder`.
 
     `allow_targets`: packages besides gptattn that its config may name. The config's own list does
-    not count, because whoever made the folder wrote it. Raises
-    CheckpointError if something is missing, damaged or from another model, ForeignTarget for a
-    `_target_` outside the packages, NumericError if a weight is not finite. A warning names modules
-    whose code has changed since: the weights may not fit what it computes now.
+    not count, because whoever made the folder wrote it. Warns about modules whose code has changed
+    since: the weights may no longer fit it. Raises CheckpointError if something is missing, damaged
+    or from another model, ForeignTarget for a `_target_` outside the packages, NumericError if a
+    weight is not finite.
     """
     folder = expand_path(folder, "run")
     run, cfg = RunFolder(folder), use_plain_kernels(load_config(folder, allow_targets))
@@ -79,8 +79,8 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
         if not torch.isfinite(weights[name]).all():
             raise NumericError("checkpoint", f"{source}: {name} is not finite; use other weights")
     model.load_state_dict(weights)
-    made = run.read_provenance()
-    code = made.code if made is not None else {}
+    provenance = run.read_provenance()
+    code = provenance.code if provenance is not None else {}
     code = {name: digest for name, digest in code.items() if name not in KERNELS["fla"]}
     if changed := [module for module, digest in code.items() if hash_of(module) != digest]:
         print(
@@ -91,25 +91,25 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
 
 
 def use_plain_kernels(cfg: TrainConfig) -> TrainConfig:
-    """Return the settings without the kernels of a GPU, for a machine that may not have them."""
-    those = [kind.field for kind in cfg.kinds() if kind.attn.get("backend") in KERNELS]
-    return cfg.with_backends(dict.fromkeys(those, "auto"))
+    """Return the settings without GPU kernels, for a machine that may not have them."""
+    fields = [kind.field for kind in cfg.kinds() if kind.attn.get("backend") in KERNELS]
+    return cfg.with_backends(dict.fromkeys(fields, "auto"))
 
 
 def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, Any]]:
-    """Return the run's newest good checkpoint and its content; a warning names newer bad ones.
+    """Return the run's newest good checkpoint and its content; warn about newer bad ones.
 
     `model`: the run's, of which only names and shapes count. Raises CheckpointError if it has no
     good one.
     """
-    known = folder.known_checkpoints()
-    if not known:
+    checkpoints = folder.known_checkpoints()
+    if not checkpoints:
         raise CheckpointError(
             "run",
-            f"{folder.path} has no checkpoint; train with checkpoint=true up to a validation",
+            f"{folder.path} has no checkpoint; train with checkpoint=true until a validation",
         )
     bad: list[str] = []
-    for path in known:
+    for path in checkpoints:
         try:
             content = read_checkpoint(path)
             check_fit(model, weights_of(content), path)
@@ -127,20 +127,20 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
 
 def check_fit(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
     """Raise CheckpointError if the weights in the file `source` are not those of the model."""
-    own, given = ({k: [*t.shape] for k, t in one.items()} for one in (model.state_dict(), weights))
-    for name in own | given:
-        if own.get(name) != given.get(name):
-            shapes = f"{name} is {given.get(name)}, not {own.get(name)}"
+    needed, read = ({k: [*t.shape] for k, t in d.items()} for d in (model.state_dict(), weights))
+    for name in needed | read:
+        if needed.get(name) != read.get(name):
+            shapes = f"{name} is {read.get(name)}, not {needed.get(name)}"
             raise CheckpointError("checkpoint", f"{source} belongs to another model: {shapes}")
 
 
 def use_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
-    """Return the settings with the path of the folder's own copy of the tokenizer, if it has one.
+    """Return the settings with the path of the folder's copy of the tokenizer, if it has one.
 
-    The recorded path may be gone, and a trained tokenizer has none.
+    The recorded path may be gone, and a tokenizer trained by the run has none.
     """
-    own = {"path": str(folder.tokenizer)} if folder.tokenizer.is_dir() else {}
-    return replace(cfg, tokenizer=cfg.tokenizer | own)
+    copy = {"path": str(folder.tokenizer)} if folder.tokenizer.is_dir() else {}
+    return replace(cfg, tokenizer=cfg.tokenizer | copy)
 
 
 def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "run") -> TrainConfig:
@@ -167,9 +167,9 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
 
 
 def count_caches(folder: Path, lengths: Sequence[int]) -> list[int] | None:
-    """Return the bytes of one row's cache in half precision, of so many tokens each.
+    """Return the bytes of one row's cache in half precision, for each of these lengths in tokens.
 
-    None if a layer has no cache. A window that is a share of the context stays as long as in
+    None if a layer has no cache. A window that is a share of the context keeps its length from
     training. Raises CheckpointError if the settings cannot be read.
     """
     with torch.device("meta"):
@@ -182,11 +182,11 @@ def count_caches(folder: Path, lengths: Sequence[int]) -> list[int] | None:
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Write a model that was not trained here as a folder that `load_run` reads.
 
-    Raises RunFolderError if it already holds one, or files of such names.
+    Raises RunFolderError if the folder already holds one, or files with such names.
     """
     refuse_taken(folder, "out", *NAMES)
-    made = RunFolder(folder)
+    run = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    made.write_tokenizer(tokenizer.files())
-    write_tensors(made.weights_file, model.state_dict(), {})
-    made.write_settings(cfg)
+    run.write_tokenizer(tokenizer.files())
+    write_tensors(run.weights_file, model.state_dict(), {})
+    run.write_settings(cfg)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 LOSS = "val/loss"  # nats per token, of the held-out text
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
 OF_DATA = (ACCURACY, BITS)  # a run has one of them
-SLICE = f"{ACCURACY}_"  # before a label of scored positions, or a length of rows
+SLICE = f"{ACCURACY}_"  # before a label of scored positions, or a row length
 TRAIN_LOSS = "train/loss"  # nats per token, the mean since the row before
-# What a run observes of its own training, also beside others. No report compares it.
+# A run's own training speed, even while it shares the machine. No report compares it.
 SPEED, STEP_MS = "perf/tokens_per_s", "perf/step_ms"
-# What is measured of a variant, in turns with others (`speeds.py`): of training, and of decoding up
-# to a full context, by one row at a time or eight.
+# A variant's speed, measured in turns with others (`speeds.py`): of training, and of decoding one
+# or eight rows up to a full context.
 TRAINING_SPEED, TRAINING_MS = "speed/tokens_per_s", "speed/step_ms"
 TRAINING_MFU = "speed/mfu"
 DECODING_SPEED, DECODING_MS = "speed/decode_tokens_per_s", "speed/decode_step_ms"
@@ -31,8 +31,7 @@ CACHE = "cost/kv_bytes_per_token"  # None: the mechanism has no cache
 # Hyperparameters that TensorBoard's table of runs always shows.
 FIRST_COLUMNS = ("attn", "million params", "cache bytes per token")
 
-# In the order of a report: the heading in its table, and the format of a mean. None: in its files
-# only.
+# In a report's order: the heading in its table, and the format of a mean. None: only in its files.
 REPORTED: dict[str, tuple[str, Callable[[float], str]] | None] = {
     LOSS: ("val loss", "{:.4f}".format),
     ACCURACY: ("accuracy", "{:.4f}".format),
@@ -58,6 +57,6 @@ def list_slices(metrics: Iterable[str]) -> list[str]:
 
 
 def lowest_accuracy(metrics: Mapping[str, float | None]) -> float | None:
-    """Return the accuracy of a task at the length of all that were asked where it is lowest."""
-    asked = {m for m in metrics if m == ACCURACY or m.removeprefix(SLICE).isdecimal()}
-    return min((x for m, x in metrics.items() if m in asked and x is not None), default=None)
+    """Return a task's lowest accuracy over the lengths at which it was measured."""
+    lengths = {m for m in metrics if m == ACCURACY or m.removeprefix(SLICE).isdecimal()}
+    return min((x for m, x in metrics.items() if m in lengths and x is not None), default=None)

@@ -1,4 +1,4 @@
-"""What was typed for a run, and what its settings would be otherwise."""
+"""The overrides that were typed for a run, and the defaults of the settings in them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +17,7 @@ ATTENTION = ("attn", "recipe", "pattern", "layers", "part", "position")
 
 
 def read_typed(overrides: Sequence[str]) -> dict[str, str]:
-    """Return what was typed, by setting, without what changes no result."""
+    """Return the typed values by setting, without those that cannot change the result."""
     words = (one.lstrip("+").replace(" ", "").partition("=") for one in overrides)
     return {
         key: value
@@ -27,53 +27,53 @@ def read_typed(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) -> str:
-    """Return the file chosen in a group, or a setting's value, or all that is below it."""
+    """Return the file chosen in a group, a setting's value, or all values below it."""
     below = (f"{k}={v}" for k, v in settings.items() if k.startswith((f"{key}.", f"{key}[")))
     return choices.get(key) or settings.get(key) or " ".join(below)
 
 
 def leave_out(
-    key: str, overrides: Sequence[str], choices: Mapping[str, str], told: Collection[str]
+    key: str, overrides: Sequence[str], choices: Mapping[str, str], varied: Collection[str]
 ) -> tuple[str, ...]:
     """Return the overrides on which the default of a setting may depend.
 
-    Left out are the setting, the attention, and all settings in `told`, but no choices of files: of
-    runs that differ in nothing else the default is the same.
+    These leave out the setting, the attention, and settings in `varied` except choices of files.
+    Runs that differ in nothing else share the default.
     """
 
     def stays(override: str) -> bool:
         name = override.lstrip("+").partition("=")[0]
-        # Others may have made the record: it must not tell Hydra where to search.
+        # The record may be someone else's: it must not tell Hydra where to search.
         of_model = name == "recipe" or name.partition(".")[0] not in (*ATTENTION, "hydra")
-        return of_model and name != key and (name in choices or name not in told)
+        return of_model and name != key and (name in choices or name not in varied)
 
     return tuple(filter(stays, overrides))
 
 
 def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str]) -> str | None:
-    """Return the value, as `value_of` does, that a setting has if it is not typed; None: unknown.
+    """Return the value, as `value_of` does, of a setting that is not typed; None: unknown.
 
     A setting of an attention, position or part has its file's default. For others, Hydra composes
-    `overrides`, those of `leave_out`, which takes 0.2 s.
+    `overrides`, which `leave_out` returned; this takes 0.2 s.
     """
     group, _, below = key.partition(".")
     if below and group in ("attn", "position", "part"):
         part = f".{below.partition('.')[0]}" if group == "part" else ""
         return _read_file(group, part[1:] or choices.get(group, ""), group + part).get(key)
-    made = _compose(overrides)
-    return made and value_of(key, *made)
+    composed = _compose(overrides)
+    return composed and value_of(key, *composed)
 
 
 def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
-    """Return what was typed for a run without the values that it would have anyway."""
+    """Return a run's overrides without those that only repeat a default."""
     typed = {override: override.lstrip("+").partition("=")[0] for override in overrides}
-    told = {name for name in typed.values() if effect_of(name) in (Effect.RESULT, Effect.LENGTH)}
-    own = cfg.choices, result_settings(flat(asdict(cfg)))
+    varied = {name for name in typed.values() if effect_of(name) in (Effect.RESULT, Effect.LENGTH)}
+    current = cfg.choices, result_settings(flat(asdict(cfg)))
 
     def is_default(name: str) -> bool:
         key = name if effect_of(name) is not Effect.LENGTH else "budget"
-        rest = leave_out(name, overrides, cfg.choices, told)
-        return "" != value_of(key, *own) == find_default(key, rest, cfg.choices)
+        rest = leave_out(name, overrides, cfg.choices, varied)
+        return "" != value_of(key, *current) == find_default(key, rest, cfg.choices)
 
     return [override for override, name in typed.items() if not is_default(name)]
 
@@ -89,11 +89,11 @@ def _read_file(group: str, choice: str, place: str) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def _compose(overrides: tuple[str, ...]) -> tuple[dict[str, str], dict[str, str]] | None:
-    """Return the choices and settings of a run with these overrides; None if it is refused."""
+    """Return the choices and settings of a run with these overrides; None if they are refused."""
     from gptattn.settings.compose import settings  # imports Hydra
 
     try:
-        made = settings(overrides)
+        cfg = settings(overrides)
     except UserError:
         return None
-    return made.choices, result_settings(flat(asdict(made)))
+    return cfg.choices, result_settings(flat(asdict(cfg)))

@@ -1,6 +1,5 @@
-"""Where a run resumes, whether its text, tokenizer and device are unchanged, and what makes it now.
-
-`training/run.py` resumes it; `settings/compose.py` says which settings may change then.
+"""Finds where a run resumes, checks that its text, tokenizer and device have not changed, and
+updates its provenance. `training/run.py` resumes it; `settings/compose.py` limits what may change.
 """
 
 import sys
@@ -44,18 +43,18 @@ def collect_facts(
 def find_start(folder: RunFolder, cfg: TrainConfig, model: GPT) -> tuple[Path | None, RunState]:
     """Return the newest good checkpoint to resume the run from, and the state that it holds.
 
-    None, and the state at step 0, if it has no checkpoint yet. Of its `model`, names and shapes
-    count. A warning names damaged ones.
+    Return None, and the state at step 0, if it has no checkpoint yet. Of `model`, only names and
+    shapes count. Warns about damaged checkpoints.
 
     Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
-    or if none that it has is good.
+    or if all of them are damaged.
     """
-    known = folder.known_checkpoints()
-    if not cfg.checkpoint or (cfg.budget.steps != 0 and folder.done and not known):
+    checkpoints = folder.known_checkpoints()
+    if not cfg.checkpoint or (cfg.budget.steps != 0 and folder.done and not checkpoints):
         why = "was made with checkpoint=false, or its checkpoints are gone"
         raise CheckpointError("resume", f"{folder.path} {why}; start a new run")
-    # A run of 0 steps only validates the model, and does so again.
-    if cfg.budget.steps == 0 or not known:
+    # A run of 0 steps only validates the model, and now repeats that.
+    if cfg.budget.steps == 0 or not checkpoints:
         return None, RunState()
     source, content = newest_checkpoint(folder, model)
     return source, RunState.restore(content)
@@ -64,7 +63,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig, model: GPT) -> tuple[Path | 
 def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
 
-    Both are from `collect_facts`. Another torch or number of processes only gives a warning.
+    Both are from `collect_facts`. Another torch or number of processes only causes a warning.
     """
     for name, setting, what in (
         ("text_sha256", "data", "the text"),
@@ -76,8 +75,8 @@ def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
     for name in ("torch", "processes"):
         if was[name] != now[name]:
             print(
-                f"warning: {name}: {was[name]} before, {now[name]} from now on: the last bits, and "
-                "masks of dropout, may differ",
+                f"warning: {name}: was {was[name]}, is now {now[name]}; the last bits and dropout "
+                "masks may differ",
                 file=sys.stderr,
             )
 
@@ -87,18 +86,18 @@ def continue_provenance(
 ) -> Provenance:
     """Return the provenance of a run that resumes from this state, with these settings.
 
-    Warns if other code goes on with it, or if it leaves its schedule for another budget.
+    Warns if its code has changed, or its budget before it was used up.
     """
-    mixed = "; the report will not average it with other runs"
-    was, asked = (budget_words(flat(node)) for node in (folder.read_settings(), asdict(cfg)))
-    left = was if state.step and was != asked else ""
-    if left and not state.complete:
-        left = f"{was} {UNTIL} {state.step}"
-        schedule = f"the run leaves its schedule ({left}) unfinished for another"
-        print(f"warning: budget: {schedule}{mixed}", file=sys.stderr)
+    separate = "so reports list this run separately"
+    was, budget = (budget_words(flat(node)) for node in (folder.read_settings(), asdict(cfg)))
+    earlier = was if state.step and was != budget else ""
+    if earlier and not state.complete:
+        earlier = f"{was} {UNTIL} {state.step}"
+        change = "resuming with another budget changes the learning-rate schedule"
+        print(f"warning: budget: {change} (so far: {earlier}), {separate}", file=sys.stderr)
     before = folder.read_provenance()
     if before is None or before.code != now.code:
         names = "unknown" if before is None else ", ".join(list_changed(before.code, now.code))
         changed = f"the code has changed since the run began ({names})"
-        print(f"warning: resume: {changed}{mixed}", file=sys.stderr)
-    return resume_provenance(before, now, state.step, left)
+        print(f"warning: resume: {changed}, {separate}", file=sys.stderr)
+    return resume_provenance(before, now, state.step, earlier)

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
     """Return the numbers of metrics.jsonl, and what is wrong with the file, if anything is.
 
-    A pandas DataFrame with one row per metric and step, in their order: `step`, `metric`, `value`;
-    of a step repeated after a resume, the last counts. Rows before a damaged one are kept. A last
-    line without a newline is either a complete row or a truncated one.
+    A pandas DataFrame with one row per metric and step, in their order: `step`, `metric`, `value`.
+    If a resumed run repeated a step, the last value counts. Rows before a damaged one are kept. A
+    last line without a newline is either a complete row or a truncated one.
     """
     from pandas import DataFrame  # slow to import, and training does not need it
 

@@ -1,7 +1,7 @@
 """`speed.json`, in an experiment's folder: how fast its variants train and decode.
 
-They were measured in turns (`training/speed.py`). Variants of one session are compared round by
-round; those of different machines or numbers of threads are not.
+The variants took turns (`training/speed.py`). Variants of one session are compared round by round;
+those measured on different machines, or with different numbers of threads, are not.
 """
 
 from pathlib import Path
@@ -28,12 +28,12 @@ Seconds = list[Annotated[float, Meta(gt=0, le=1e9)]]  # one value for each round
 
 
 class Turns(msgspec.Struct, frozen=True):
-    """What was measured of a variant."""
+    """A variant's measurements."""
 
     code: str  # `Provenance.digest` of its runs
-    step: Seconds  # of a training step
-    token: dict[int, Seconds]  # rows, 1 and 8 -> of a decoded token; none without a cache
-    matmul: Seconds  # of each FLOP of a matrix product in its precision
+    step: Seconds  # per training step
+    token: dict[int, Seconds]  # rows, 1 and 8 -> per decoded token; empty without a cache
+    matmul: Seconds  # per FLOP of a matrix product in its precision
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Measured(NamedTuple):
-    """A variant's turns, and the session that they belong to."""
+    """A variant's turns, and their session."""
 
     turns: Turns
     session: Session
@@ -55,31 +55,31 @@ class Measured(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it was measured, `2 threads, Intel(R) Xeon(R)`; speeds of others differ."""
+        """Where it was measured, as `2 threads, Intel(R) Xeon(R)`; speeds elsewhere differ."""
         session = self.session
         return f"{session.threads} thread{'s' * (session.threads > 1)}, {session.device}"
 
 
 def add_speeds(experiment: Path, session: Session) -> None:
     """Add a session to the folder's. Raises RunFolderError for a file that is not ours."""
-    known = disk.read_json(experiment / NAME, list[Session]) or []
-    if not known:
+    sessions = disk.read_json(experiment / NAME, list[Session]) or []
+    if not sessions:
         disk.refuse_taken(experiment, "speed", NAME)
-    disk.write_json(experiment / NAME, [*known, session])
+    disk.write_json(experiment / NAME, [*sessions, session])
 
 
 def find_measured(
     experiment: Path, key: str, code: str, tokens: int, flops: float
 ) -> list[Measured]:
-    """Return what was measured of the variant of this key with this code, the newest last.
+    """Return the measurements of the variant with this key and code, newest last.
 
-    Its steps have so many `tokens`, of so many `flops`.
+    `tokens`: per training step. `flops`: per token.
     """
     sessions = disk.read_json(experiment / NAME, list[Session]) or []
-    found = [(one.variants.get(key), one) for one in sessions]
+    pairs = [(one.variants.get(key), one) for one in sessions]
     return [
         Measured(turns, session, _list_metrics(turns, tokens, flops))
-        for turns, session in found
+        for turns, session in pairs
         if turns is not None and turns.code == code
     ]
 
@@ -89,9 +89,9 @@ def _list_metrics(turns: Turns, tokens: int, flops: float) -> dict[str, float]:
     step = median(turns.step)
     rates = zip(turns.matmul, turns.step, strict=True)
     mfu = tokens * flops * median(matmul / own for matmul, own in rates)
-    found = {TRAINING_SPEED: tokens / step, TRAINING_MS: 1e3 * step}
-    found |= {TRAINING_MFU: mfu} if mfu <= 1 else {}
+    metrics = {TRAINING_SPEED: tokens / step, TRAINING_MS: 1e3 * step}
+    metrics |= {TRAINING_MFU: mfu} if mfu <= 1 else {}
     if turns.token:
         one, eight = median(turns.token[1]), median(turns.token[8])
-        found |= {DECODING_SPEED: 1 / one, DECODING_MS: 1e3 * one, DECODING_SPEED_8: 8 / eight}
-    return found
+        metrics |= {DECODING_SPEED: 1 / one, DECODING_MS: 1e3 * one, DECODING_SPEED_8: 8 / eight}
+    return metrics

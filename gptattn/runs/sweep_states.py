@@ -11,14 +11,14 @@ SWEEP_LOCK = ".sweep.lock"
 
 
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
-    """Record the runs of a sweep that starts in the folder, beside those begun by others."""
+    """Record the runs of a sweep that starts in the folder; those begun by others stay."""
     if not read_planned(folder):
         refuse_taken(folder, "hydra.sweep.dir", PLANNED)
     begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]
-    known = dict.fromkeys([*begun, *runs])
-    write_json(folder / PLANNED, {"runs": [*known]})
+    planned = dict.fromkeys([*begun, *runs])
+    write_json(folder / PLANNED, {"runs": [*planned]})
 
 
 def read_planned(folder: Path) -> list[str]:
-    """Return the names of the runs of sweeps in the folder; none without a record."""
+    """Return the names of the runs of sweeps in the folder; empty without a record."""
     return (read_json(folder / PLANNED, dict[str, list[str]]) or {}).get("runs", [])

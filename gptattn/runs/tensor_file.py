@@ -32,7 +32,7 @@ def explain_read_errors(file: Path) -> Iterator[None]:
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of the file by name. Raises CheckpointError as `reading` does.
+    """Return the tensors of the file by name. Raises CheckpointError if it cannot be read.
 
     They are memory-mapped: names, dtypes and shapes can be checked before the values are read.
     """
@@ -41,7 +41,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write a file of tensors, and texts into its header, in the folder of `path` or a new one.
+    """Write a file of tensors, with texts in its header; make its folder if there is none.
 
     The file appears once it is complete. Raises DiskError if the disk refuses.
     """

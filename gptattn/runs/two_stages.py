@@ -1,6 +1,6 @@
 """`until.json`, the record of a `sweep.until`: the seeds it began with.
 
-Their spread decided how many followed, so a report must know them.
+Their spread decided how many seeds followed, so a report must know them.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The schema of a run's settings, from Hydra's config to them, and what a change of one means.
+"""The settings of a run: their schema, how Hydra's config becomes them, and what each affects.
 
 It may import `data` and what comes before it. Start reading at `config.py`, then `compose.py`.
 """

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from gptattn.settings.config import BudgetConfig, OptimConfig, TrainConfig
 
-VALIDATION_FLOPS = 2.5e12  # that any validation may take: half a minute on two CPU cores
-FIRST_PROGRESS = 1e-3  # least position on the schedule, for a budget in seconds
+VALIDATION_FLOPS = 2.5e12  # allowed for any validation: half a minute on two CPU cores
+FIRST_PROGRESS = 1e-3  # lowest position on the schedule with a budget in seconds
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
 
 
 def limit_validation(cfg: TrainConfig) -> int | None:
-    """Return how many held-out tokens a validation scores at most; None: all.
+    """Return the most held-out tokens that a validation scores; None: all.
 
-    For `auto` a fifth of those that the run trains on, or what VALIDATION_FLOPS allow, if that is
-    more; the same for all attentions, as the FLOPs are those of GPT-2's blocks.
+    `auto`: a fifth of the tokens that the run trains on, or as many as VALIDATION_FLOPS allow if
+    that is more. The FLOPs are those of GPT-2's blocks, so every attention gets the same limit.
     """
     if cfg.validation.tokens != "auto":
         return cfg.validation.tokens
@@ -70,12 +70,12 @@ def limit_validation(cfg: TrainConfig) -> int | None:
 
 
 def learning_rate(progress: float, optim: OptimConfig) -> float:
-    """Return the learning rate at `progress`, 0 to 1: see `Budget.schedule`.
+    """Return the learning rate at `progress`, 0 to 1; see `Budget.schedule`.
 
-    It rises linearly to the peak, `lr`, over the first `warmup_fraction`, holds, and falls to the
-    share `final_lr_fraction` over the last `decay_fraction`, along a cosine or a line.
-    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts; the line: Bergsma
-    et al. 2025, arXiv:2502.15938.
+    It rises linearly to the peak, `lr`, over the first `warmup_fraction`, holds, and falls to
+    `final_lr_fraction` of the peak over the last `decay_fraction`, along a cosine or a line.
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts; for the line,
+    Bergsma et al. 2025, arXiv:2502.15938.
     """
     warmup, final = optim.warmup_fraction, optim.final_lr_fraction
     if progress < warmup:

@@ -1,26 +1,26 @@
-"""The names of all settings and what is said of each: the comments in the files of `conf/`."""
+"""The names of all settings, and the comment on each in the files of `conf/`."""
 
 import re
 from pathlib import Path
 
-OVER_OTHERS = ("launcher", "experiment", "recipe")  # groups that set what others explain
+OVER_OTHERS = ("launcher", "experiment", "recipe")  # groups that set what other files explain
 
 
 def list_settings(conf: Path) -> list[str]:
-    """Return the names of all settings and groups, with dots, except for those of trackers."""
-    found = [*read_comments(conf / "train.yaml")]
+    """Return the dotted names of all settings and groups, except those of trackers."""
+    names = [*read_comments(conf / "train.yaml")]
     for file in sorted(conf.glob("*/*.yaml")):
         if (group := file.parent.name) not in (*OVER_OTHERS, "logger"):
-            found += [group, *read_comments(file, group)]
-    return [*dict.fromkeys(found)]
+            names += [group, *read_comments(file, group)]
+    return [*dict.fromkeys(names)]
 
 
 def read_comments(file: Path, group: str = "") -> dict[str, str]:
-    """Return the comment of each key in a YAML file, above it or beside it, by its dotted name.
+    """Return the comments on keys in a YAML file, above or after the key, by dotted name.
 
-    A file of a group holds the settings of that group unless its first line names another package.
+    A group's file holds that group's settings, unless its first line names another package.
     """
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     above, path = list[str](), list[str]()
     text = file.read_text(encoding="utf-8")
     package = re.match(r"# @package (\S+)", text)
@@ -31,10 +31,10 @@ def read_comments(file: Path, group: str = "") -> dict[str, str]:
             above.append(line.lstrip("# "))
             continue
         if key is not None:
-            # The comment at the top is the file's.
+            # The comment at the top describes the file.
             words = [*(above if path else []), *([key[3]] if key[3] else [])]
             path = [*path[: len(key[1]) // 2], key[2]]
             if words:
-                found[".".join(filter(None, [start, *path]))] = " ".join(words)
+                comments[".".join(filter(None, [start, *path]))] = " ".join(words)
         above = []
-    return found
+    return comments

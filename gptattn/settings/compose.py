@@ -1,4 +1,4 @@
-"""From Hydra's composed config, and the files it names, to a run's settings, new or resumed."""
+"""Turns Hydra's composed config, and the files it names, into a new or resumed run's settings."""
 
 import contextlib
 import re
@@ -24,15 +24,15 @@ from gptattn.settings.messages import REMOVED, explain_hydra_error, explain_omeg
 from gptattn.settings.own_code import use_folders
 from gptattn.settings.values import build_dataclass, check_type
 
-# Their constructors, or `layers.py`, check the keys.
+# Groups in which constructors, or `layers.py`, check the keys.
 OPEN = ("attn", "layers", "part", "position", "data", "tokenizer", "logger", "trainer.callbacks")
 # Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
-# Not kept among what was typed, from which rows are named.
+# Left out of the recorded overrides, which name the rows of a report.
 OF_ONE_RUN = ("seed", "run_dir", "sweep.beside_others")
 
 
-# Hydra refuses a name that the files in conf/ do not have, but not in these groups.
+# Hydra refuses names that the files in conf/ lack, except in these groups.
 _groups = OmegaConf.create()
 for _name in OPEN:
     OmegaConf.update(_groups, _name, {})
@@ -47,33 +47,33 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
     """
     try:
         with contextlib.ExitStack() as stack:
-            if not GlobalHydra.instance().is_initialized():  # as it is in a job of Hydra's
+            if not GlobalHydra.instance().is_initialized():  # a job of Hydra's has done it
                 stack.enter_context(initialize_config_dir(str(CONF), version_base="1.3"))
             cfg = compose("train", list(overrides), return_hydra_config=True)
-            found = from_hydra(cfg, cfg.hydra)
+            run_settings = from_hydra(cfg, cfg.hydra)
     except Exception as error:
         raise explain_hydra_error(error, overrides, CONF) from error
-    check(found)
-    return found
+    check(run_settings)
+    return run_settings
 
 
 def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
-    """Return the settings of a composed job, not yet checked; `hydra` is the job's hydra node.
+    """Return the unchecked settings of a composed job; `hydra` is the job's hydra node.
 
-    Raises ConfigError for a name in `pattern` or `match_to` that is no file.
+    Raises ConfigError for a name in `pattern` or `match_to` that has no file.
     """
     typed: Any = OmegaConf.to_container(hydra.overrides.task)
     keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
     for key, override in zip(keys, typed, strict=True):
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    without_hydra = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
-        _place_paths(own)
-        node: Any = OmegaConf.to_container(own, resolve=True)
+        _place_paths(without_hydra)
+        node: Any = OmegaConf.to_container(without_hydra, resolve=True)
     except OmegaConfBaseException as error:
         raise explain_omegaconf_error(error, CONF) from error
-    for name in ("run_dir", "resume"):  # of the command, and not recorded
+    for name in ("run_dir", "resume"):  # the command's, not recorded
         check_type(name, node.pop(name), str | float | None)
     command = build_dataclass(Settings, node)
     values = {**vars(command)}
@@ -84,13 +84,13 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             raise ConfigError(group, "takes one choice; give one name, or add -m to run each")
 
     folders = [Path(one.path) for one in hydra.runtime.config_sources if one.schema == "file"]
-    beside = [folder for folder in folders if folder != CONF]
-    use_folders(beside)
-    for folder in beside:
+    user_folders = [folder for folder in folders if folder != CONF]
+    use_folders(user_folders)
+    for folder in user_folders:
         for group, choice in choices.items():
             file = Path(group, f"{choice}.yaml")
             if (folder / file).exists() and (CONF / file).exists():
-                raise ConfigError(group, f"{folder / file} has the name of one of ours; rename it")
+                raise ConfigError(group, f"{folder / file} has a built-in file's name; rename it")
 
     if command.match != "none":
         files = read_files("match_to", {"attn": [command.match_to]}, cfg, folders)
@@ -101,16 +101,16 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         whole = None if changed or not isinstance(recipe, str) else recipe
         layers = read_layers(command, keys, cfg, folders, command.allow_targets, whole)
         choices["attn"] = variant_name(layers if len(layers) == 1 else command.pattern, [])
-        if not command.layers and len(layers) == 1:  # the same run as with attn=, and its name
+        if not command.layers and len(layers) == 1:  # the same run, and name, as with attn=
             values |= {**layers[choices["attn"]], "pattern": None}
         else:
             values |= {"attn": {}, "layers": layers}
-            # What was typed for parts and positions of layers alone chooses none for the model.
-            own = [layer.get("part", {}) for layer in layers.values()]
+            # Settings typed for parts and positions of layers must not choose any for the model.
+            layer_parts = [layer.get("part", {}) for layer in layers.values()]
             values["part"] = {
                 name: spec
                 for name, spec in command.part.items()
-                if "_target_" in spec or not any(name in parts for parts in own)
+                if "_target_" in spec or not any(name in parts for parts in layer_parts)
             }
             if "_target_" not in command.position and any("position" in o for o in layers.values()):
                 values["position"] = {}
@@ -123,15 +123,15 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             line = f'its first line must be "# @package {name}"'
             raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
     named = values | {"trainer.callbacks": command.trainer.callbacks}
-    found = check_targets(named, command.allow_targets)
+    code_folders = check_targets(named, command.allow_targets)
     kept = [o for o, key in zip(typed, keys, strict=True) if key not in OF_ONE_RUN]
-    kept = [o for o in kept if not o.startswith(("++compile=", "++sweep."))]  # a sweep's
-    values |= {"code_folders": sorted(map(str, found)), "overrides": kept}
+    kept = [o for o in kept if not o.startswith(("++compile=", "++sweep."))]  # set by a sweep
+    values |= {"code_folders": sorted(map(str, code_folders)), "overrides": kept}
     return TrainConfig(**values, choices=choices)
 
 
 def _place_paths(settings: DictConfig) -> None:
-    """Make the paths in the settings absolute: they mean the same from every working directory."""
+    """Make the paths in the settings absolute, so that the working directory does not matter."""
     for key in TYPED_PATHS:
         path = OmegaConf.select(settings, key)
         if isinstance(path, str) and not path.startswith("hf:"):
@@ -141,10 +141,10 @@ def _place_paths(settings: DictConfig) -> None:
 def resume_settings(
     recorded: TrainConfig, overrides: Sequence[str], cfg: DictConfig
 ) -> TrainConfig:
-    """Return the recorded settings with the overrides of the command line applied.
+    """Return the recorded settings with the command line's overrides applied.
 
-    `cfg` is the config that Hydra composed with them, which has their values. Raises ConfigError,
-    naming the field, for a change that a resumed run does not allow.
+    `cfg`, which Hydra composed with the overrides, has their values. Raises ConfigError, naming the
+    field, for a change that a resumed run does not allow.
     """
     node = OmegaConf.create(asdict(recorded))
     for override in OverridesParser.create().parse_overrides(list(overrides)):
@@ -157,15 +157,15 @@ def resume_settings(
         if effect_of(key) in RESUMES:
             OmegaConf.update(node, key, value, merge=False)
             continue
-        # The command that started the run, with resume= added, names nothing new.
-        given = override.input_line in recorded.overrides
-        if not given and OmegaConf.select(node, key) != value:
+        # Adding resume= to the command that started the run changes nothing.
+        repeated = override.input_line in recorded.overrides
+        if not repeated and OmegaConf.select(node, key) != value:
             raise ConfigError(
                 key, "is fixed once a run has begun; leave it out, or start a new run"
             )
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
-        node.budget.update(budget)  # in one unit, it replaces the recorded one in another
+        node.budget.update(budget)  # a budget in one unit replaces the recorded one in another
     _place_paths(node)
     changed = build_dataclass(TrainConfig, OmegaConf.to_container(node, resolve=True))
     return replace(changed, allow_targets=recorded.allow_targets)

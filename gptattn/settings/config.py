@@ -1,8 +1,8 @@
 """The settings of a run as dataclasses: the schema of `conf/`, where the values are.
 
-The type of a field holds its choices, its range, and what another value means for a run. The open
-groups (attn, part, position, data, tokenizer, logger) hold a `_target_` and its arguments;
-`construct.py` checks those against the target's signature.
+A field's type holds its choices, its range, and how another value affects a run. The open groups
+(attn, part, position, data, tokenizer, logger) hold a `_target_` and its arguments, which
+`construct.py` checks against the target's signature.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,14 @@ from msgspec import Meta
 from gptattn.errors import ConfigError
 from gptattn.settings.values import build_dataclass
 
-# conf/ lies beside the package in a source tree, and inside it in a wheel.
+# conf/ lies next to the package in a source tree, and inside it in a wheel.
 CONF = next(
     folder
     for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
     if folder.is_dir()
 )
 Spec = dict[str, Any]
-MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what gives the text
+MASK_DOCUMENTS = "mask_documents"  # in `data`, but not an argument of its `_target_`
 
 MLP = Literal["gelu", "relu2", "swiglu", "none"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
@@ -38,16 +38,16 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Effect(Enum):
-    """What another value of a setting, or of one below it, means for a run; RESULT if none says."""
+    """How changing a setting, or one below it, affects a run; RESULT unless the type says more."""
 
     RESULT = "another result"
-    LENGTH = "another result, but a resumed run may have it"
-    PLACE = "what counts is the content at this path"
-    VIEW = "shown, or computed, in another way: the result is the same"
-    BOUND = "fixed once the run has begun; what it means for the result is recorded elsewhere"
+    LENGTH = "another result, but a resumed run may change it"
+    PLACE = "a path, of which only the content counts"
+    VIEW = "the same result, shown or computed in another way"
+    BOUND = "fixed once the run has begun; its effect on the result is recorded elsewhere"
 
 
-# What the files in conf/block set, by the beginnings of the names.
+# Prefixes of what the files in conf/block set.
 OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
 
 
@@ -55,8 +55,8 @@ OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
 class ModelConfig:
     """The sizes of the GPT.
 
-    `d_mlp` None means the width with as many parameters as GPT-2's MLP, `vocab_size` None the
-    tokenizer's. `activation_checkpointing`: the backward pass computes each block again.
+    `d_mlp` None: the width that gives as many parameters as GPT-2's MLP. `vocab_size` None: the
+    tokenizer's. `activation_checkpointing`: recompute each block in the backward pass.
     """
 
     num_layers: Annotated[int, Meta(gt=0, le=1_000)]
@@ -77,7 +77,7 @@ def default_width(mlp: str, d_model: int) -> int:
     4 * d_model for two matrices; 8/3 * d_model for SwiGLU's three, to the nearest multiple of 8.
     Source: Shazeer 2020, arXiv:2002.05202, sec. 2.
     """
-    # In whole numbers: a run folder of others may hold a d_model beyond any float.
+    # In integers: someone else's run folder may hold a d_model beyond any float.
     return 4 * d_model if mlp != "swiglu" else max(8, 8 * ((d_model + 1) // 3))
 
 
@@ -85,8 +85,8 @@ def default_width(mlp: str, d_model: int) -> int:
 class BlockConfig:
     """The rest of each layer, and the head.
 
-    `bias`: of the MLP and of the attention's output projection. `tied_head`: the head's weight is
-    the token embedding's. `zero_init`: attentions and MLPs start by adding 0.
+    `bias`: of the MLP and the attention's output projection. `tied_head`: the head shares the token
+    embedding's weight. `zero_init`: at first, attention and MLP add 0.
     """
 
     norm: Literal["layer", "rms"]
@@ -119,9 +119,9 @@ class OptimConfig:
 
 @dataclass
 class BudgetConfig:
-    """How long to train, in one of these units, or `default_steps` if all others are None.
+    """How long to train: in one of these units, or `default_steps` if all of them are None.
 
-    With `accuracy`, a task's run ends sooner, after a validation that reaches it.
+    With `accuracy`, a run on a task ends early, after the first validation that reaches it.
     """
 
     steps: Annotated[int, Meta(ge=0)] | None  # 0 only with init_from, see `check`
@@ -132,22 +132,22 @@ class BudgetConfig:
     accuracy: Share | None
 
     def reached(self, accuracy: float | None) -> bool:
-        """Return whether a validation's accuracy, None on text, ends the run."""
+        """Return whether a validation's accuracy (None on text) ends the run."""
         if accuracy is None or self.accuracy is None:
             return False
         return accuracy >= self.accuracy
 
 
-# The units of a budget, of which one is set at most.
+# The units of a budget; at most one is set.
 UNITS = ("steps", "tokens", "seconds", "flops")
 
 
 @dataclass
 class ValidationConfig:
-    """`fraction`: the share of the text that is held out. `count`: validations in a run.
+    """`fraction`: the share of the text to hold out. `count`: validations in a run.
 
     `tokens`: the most that one scores; None: all; auto: see `settings.budget.limit_validation`.
-    `lengths`: of a task's rows, at which each validation asks for the accuracy.
+    `lengths`: row lengths at which each validation of a task measures the accuracy.
     """
 
     fraction: Annotated[float, Meta(gt=0, lt=1)]
@@ -170,8 +170,8 @@ class SampleConfig:
 class TrainerConfig:
     """The device, the precision and the processes of a run; see conf/trainer.
 
-    `devices`: the processes on each of `num_nodes` machines. `callbacks`: by any name, the Specs of
-    Lightning callbacks.
+    `devices`: the processes on each of `num_nodes` machines. `callbacks`: Specs of Lightning
+    callbacks, under any names.
     """
 
     accelerator: Annotated[Accelerator, Effect.BOUND]
@@ -185,7 +185,7 @@ class TrainerConfig:
 
     @property
     def processes(self) -> int:
-        """The processes of a run, one where that is not known yet."""
+        """The processes of a run; 1 while the number is not known."""
         devices, nodes = self.devices, self.num_nodes
         return 1 if isinstance(devices, str) or isinstance(nodes, str) else devices * nodes
 
@@ -194,8 +194,8 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `beside_others`: set by a sweep for runs that share the machine. `backends`: of each kind of
-    layer, set by a sweep on a GPU, whose runs thus share one choice.
+    A sweep sets `beside_others` for runs that share the machine, and on a GPU `backends`, one for
+    each kind of layer, so that its runs share one choice.
     """
 
     jobs: PositiveInt | Literal["auto"] | None
@@ -210,7 +210,7 @@ class SweepConfig:
 
 @dataclass
 class Settings:
-    """What a user can set of a run; see `conf/train.yaml`.
+    """The settings that a user can give a run; see `conf/train.yaml`.
 
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
     in tokens, `log_every` in optimizer steps.
@@ -253,9 +253,9 @@ class Settings:
 
 
 class Layer(NamedTuple):
-    """The settings of one kind of layer; in a pattern, its own override those of all layers.
+    """The settings of one kind of layer; in a pattern, its own override those for all layers.
 
-    `field`: how messages name its attention. `part`: by name. `position`: {} if there is none.
+    `field`: its attention's name in messages. `part`: by name. `position`: {} if there is none.
     """
 
     field: str
@@ -269,11 +269,10 @@ class TrainConfig(Settings):
     """All settings of a run, and the values filled in for its record.
 
     `choices`: the choice in each config group. `layers`: the settings of each name in the
-    `pattern`, with which `attn` is empty; see `Layer`. `match_attn`: those of `match_to`.
-    `match_made`: what the match has changed (`field`, `before`, `after`), and the costs (`target`,
-    that of `match_to`, and `reached`), in the units of `Cost`. `code_folders`: where the user's own
-    modules were. `overrides`: as they were typed, from which `compare` writes commands for more
-    seeds.
+    `pattern`; with a pattern, `attn` is empty. `match_attn`: the attention settings of `match_to`.
+    `match_made`: what the match changed (`field`, `before`, `after`), and the costs in the units of
+    `Cost` (`target`, that of `match_to`, and `reached`). `code_folders`: folders of the user's own
+    modules. `overrides`: as typed; `compare` uses them to write commands for more seeds.
     """
 
     choices: Annotated[dict[str, str], Effect.BOUND] = field(default_factory=dict)
@@ -284,7 +283,7 @@ class TrainConfig(Settings):
 
     @property
     def variant(self) -> str:
-        """What the run is called after: the attention's YAML or those of the pattern, and parts."""
+        """The run's name in reports: the file of its attention, or of its pattern's, and parts."""
         return variant_name([self.choices["attn"]], self.part)
 
     def layer(self, number: int) -> Layer:
@@ -292,17 +291,17 @@ class TrainConfig(Settings):
         if self.pattern is None:
             return Layer("attn", self.attn, self.part, self.position)
         name = self.pattern[number % len(self.pattern)]
-        own = self.layers[name]
-        parts = self.part | own.get("part", {})
-        return Layer(f"pattern.{name}", own["attn"], parts, own.get("position", self.position))
+        node = self.layers[name]
+        parts = self.part | node.get("part", {})
+        return Layer(f"pattern.{name}", node["attn"], parts, node.get("position", self.position))
 
     def with_backends(self, chosen: Mapping[str, str]) -> "TrainConfig":
-        """Return these settings with these backends, by the fields of their kinds of layers."""
+        """Return the settings with the `chosen` backends, keyed by `Layer.field`."""
         kinds = [kind for kind in self.kinds() if kind.field in chosen]
-        own = {kind.field: kind.attn | {"backend": chosen[kind.field]} for kind in kinds}
-        named = [(name, one, own.get(f"pattern.{name}")) for name, one in self.layers.items()]
+        new = {kind.field: kind.attn | {"backend": chosen[kind.field]} for kind in kinds}
+        named = [(name, one, new.get(f"pattern.{name}")) for name, one in self.layers.items()]
         layers = {name: one | ({} if attn is None else {"attn": attn}) for name, one, attn in named}
-        return replace(self, attn=own.get("attn", self.attn), layers=layers)
+        return replace(self, attn=new.get("attn", self.attn), layers=layers)
 
     def kinds(self) -> list[Layer]:
         """Return the settings of each kind of layer."""
@@ -321,30 +320,30 @@ def check(cfg: TrainConfig) -> None:
     # With init_from, 0 steps validate the given weights.
     if steps is not None and steps < (cfg.init_from is None):
         raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
-    build_dataclass(type(cfg), asdict(cfg))  # `replace` may have put something in
+    build_dataclass(type(cfg), asdict(cfg))  # `replace` checks nothing
     if cfg.name is not None and not (cfg.name.isprintable() and cfg.name.strip()):
         raise ConfigError("name", "is blank or not printable; give another, or null")
     shares = cfg.trainer.processes * cfg.accumulate
     if cfg.batch_size % shares:
         raise ConfigError(
             "accumulate",
-            f"{cfg.accumulate} micro-batches of each of {cfg.trainer.processes} processes "
-            "(trainer.devices * trainer.num_nodes) do not divide the sequences of "
-            f"batch_size={cfg.batch_size}; change it to a multiple of {shares}, or accumulate",
+            f"{cfg.accumulate} micro-batches on each of {cfg.trainer.processes} processes "
+            f"(trainer.devices * trainer.num_nodes) do not divide batch_size={cfg.batch_size}; "
+            f"give a batch_size that is a multiple of {shares}, or change accumulate",
         )
-    given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
-    if len(given) > 1:
-        raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
+    units = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
+    if len(units) > 1:
+        raise ConfigError("budget", f"{' and '.join(units)} are set; give only one of them")
     fall, warmup = cfg.optim.decay_fraction, cfg.optim.warmup_fraction
     if fall is not None and fall > 1 - warmup:
         raise ConfigError(
             "optim.decay_fraction",
-            f"{fall} and optim.warmup_fraction={warmup} exceed the budget; give at most "
+            f"{fall} and optim.warmup_fraction={warmup} add up to more than 1; give at most "
             f"{1 - warmup:g}, or null",
         )
     if cfg.layers and cfg.pattern is None:
         names = ",".join(cfg.layers)
-        raise ConfigError("layers", f"are in no pattern; add pattern=[{names}], for example")
+        raise ConfigError("layers", f"need a pattern; add pattern=[{names}], for example")
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
     layers, names = cfg.model.num_layers, len(cfg.pattern or [""])
@@ -358,10 +357,10 @@ def check(cfg: TrainConfig) -> None:
         fixes = "model.mlp=none" if cfg.model.mlp == "none" else "init_from"
         raise ConfigError(
             "match",
-            f"{cfg.match} changes the MLP's width, which {fixes} fixes; leave one of them out",
+            f"{cfg.match} cannot change the MLP's width with {fixes}; leave one of them out",
         )
     name = cfg.experiment_name
     if {"", ".", ".."} & {*name.split("/")} or not name.isprintable() or len(name.encode()) > 200:
         raise ConfigError(
-            "experiment_name", f"{name[:200]!r} is not a folder name of at most 200 bytes; give one"
+            "experiment_name", f"{name[:200]!r} is not a folder name of up to 200 bytes; give one"
         )

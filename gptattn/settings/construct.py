@@ -18,11 +18,11 @@ from gptattn.settings.config import CONF, Spec
 from gptattn.settings.own_code import find_folder
 from gptattn.settings.values import check_type, suggest
 
-# Somebody else's run folder may name any class; it can import from these packages only, and from
+# Someone else's run folder may name any class, but can import only from these packages and from
 # the user's own folders.
 PACKAGES = ("gptattn", "lightning.pytorch.loggers", "lightning.pytorch.callbacks")
 
-# Argument of an attention -> the setting that fills it where the constructor declares it.
+# Argument of an attention -> the setting that fills it, if the constructor takes it.
 FILLED_BY = {
     "d_in": "model.d_model",
     "d_out": "model.d_model",
@@ -33,7 +33,7 @@ FILLED_BY = {
     "qkv_bias": "model.qkv_bias",
     "out_bias": "block.bias",
 }
-# Argument -> the setting that an error about it must name.
+# Argument -> the setting that an error about it names.
 SETTING_OF = FILLED_BY | {"head_dim": "model.num_heads", "fraction": "position.fraction"}
 
 
@@ -44,29 +44,29 @@ class ForeignTarget(ConfigError):
 def check_targets(
     node: Mapping[str, Any], allow_targets: Sequence[str], path: str = ""
 ) -> set[Path]:
-    """Return the folders of the user's own from which a tree of settings names a `_target_`.
+    """Return the user's folders that hold the `_target_`s in a tree of settings.
 
-    Raises ForeignTarget for one that is neither there nor in the allowed packages. Imports nothing.
+    Raises ForeignTarget for a target outside these and the allowed packages. Imports nothing.
     """
-    found = set[Path]()
+    folders = set[Path]()
     for key, value in node.items():
         field = f"{path}{key}"
         if key == "_target_" and not isinstance(value, str):
-            raise ConfigError(field, "is missing; name a class, package.module.Class")
+            raise ConfigError(field, "is missing; give package.module.Class")
         if key == "_target_" and not _is_in(value, PACKAGES):
             if (folder := find_folder(value)) is not None:
-                found.add(folder)
+                folders.add(folder)
             elif not _is_in(value, allow_targets):
                 top = value[:100].partition(".")[0]
                 raise ForeignTarget(
                     field,
-                    f"{value[:100]} is outside of {', '.join([*PACKAGES, *allow_targets])} and of "
-                    f"this folder; add allow_targets=[{top}], if you trust it",
+                    f"{value[:100]} is outside {', '.join([*PACKAGES, *allow_targets])} and this "
+                    f"folder; if you trust it, add allow_targets=[{top}]",
                 )
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, dict):
-                found |= check_targets(one, allow_targets, f"{field}.")
-    return found
+                folders |= check_targets(one, allow_targets, f"{field}.")
+    return folders
 
 
 def _is_in(name: str, packages: Iterable[str]) -> bool:
@@ -89,19 +89,19 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         raise ConfigError(
             field, f"{name} cannot be imported ({error}); give package.module.Class"
         ) from error
-    if (found := getattr(module, attribute, None)) is None:
+    if (target := getattr(module, attribute, None)) is None:
         classes = [
             name
             for name, one in vars(module).items()
             if inspect.isclass(one) and f"{one.__module__}.".startswith(f"{home}.")
         ]
         raise ConfigError(field, f"{home} has no {attribute}; {suggest(attribute, classes)}")
-    if inspect.isabstract(found) or not callable(found):
-        raise ConfigError(field, f"{name} is abstract, or no class or function; name another")
+    if inspect.isabstract(target) or not callable(target):
+        raise ConfigError(field, f"{name} is abstract or not callable; give a class or function")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
-    defined = f"{getattr(found, '__module__', '')}.{attribute}"
+    defined = f"{getattr(target, '__module__', '')}.{attribute}"
     check_targets({"_target_": defined}, allow_targets, f"{group}.")
-    return found
+    return target
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Arguments:
 
     types: dict[str, Any]
     required: list[str]
-    others: bool  # whether it takes any other name as well
+    others: bool  # whether it takes any other name too
 
 
 def arguments_of(target: Callable[..., Any]) -> Arguments:
@@ -119,7 +119,7 @@ def arguments_of(target: Callable[..., Any]) -> Arguments:
         hints = get_type_hints(
             target.__init__ if inspect.isclass(target) else target, include_extras=True
         )
-    except (NameError, TypeError):  # names that exist for a type checker only
+    except (NameError, TypeError):  # names that only a type checker imports
         hints = {}
     types: dict[str, Any] = {}
     required, others = [], False
@@ -148,16 +148,16 @@ def construct(
 ) -> Any:
     """Call the target of `spec` with the keys of `spec`, and those of `shared` that it declares.
 
-    Raises ConfigError as `bind`, naming the field, if the target raises a ValueError, whose message
-    should begin with `argument=`, and if what it returns is no `kind`.
+    Raises ConfigError, naming the field: as `bind` does, for a ValueError of the target (its
+    message should begin with `argument=`), and for a result that is not a `kind`.
     """
     make = bind(group, spec, shared, allow_targets)
     with named_arguments(group, spec):
-        made = make()
-    if not isinstance(made, kind):
+        result = make()
+    if not isinstance(result, kind):
         name = f"{kind.__module__}.{kind.__qualname__}"
-        raise ConfigError(f"{group}._target_", f"is not a {name}; name a subclass of it")
-    return made
+        raise ConfigError(f"{group}._target_", f"is not a {name}; give a subclass of it")
+    return result
 
 
 def bind(
@@ -172,27 +172,25 @@ def bind(
     takes = arguments_of(target)
     for key, value in own.items():
         if key not in takes.types and not takes.others:
-            known = suggest(key, takes.types.keys() - shared)
+            hint = suggest(key, takes.types.keys() - shared)
             files = sorted((CONF / group).glob("*.yaml"))
             having = [file.stem for file in files if f"\n{key}:" in file.read_text("utf-8")]
             if having:
-                known = f"{' or '.join(having)} has it: {group}=NAME"
-            raise ConfigError(
-                f"{group}.{key}", f"{target.__name__} takes no such argument; {known}"
-            )
+                hint = f"use {' or '.join(f'{group}={name}' for name in having)}"
+            raise ConfigError(f"{group}.{key}", f"is not an argument of {target.__name__}; {hint}")
         check_type(f"{group}.{key}", value, takes.types.get(key, Any))
-    given = {key: value for key, value in shared.items() if key in takes.types and key not in own}
+    added = {key: value for key, value in shared.items() if key in takes.types and key not in own}
     for name in takes.required:
-        if name not in own | given:
+        if name not in own | added:
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
-    # What is shared, such as a position of all layers, must not be copied: it is passed by us.
+    # instantiate() would copy shared objects, such as a position of all layers: pass them here.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)
-    return partial(make, **given)
+    return partial(make, **added)
 
 
 @contextlib.contextmanager
 def named_arguments(group: str, own: Spec) -> Iterator[None]:
-    """Turn a ValueError into a ConfigError that names the setting of `argument=`, its beginning."""
+    """Turn a ValueError that begins with `argument=` into a ConfigError that names its setting."""
     try:
         yield
     except ValueError as error:

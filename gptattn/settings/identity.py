@@ -1,7 +1,7 @@
 """What determines a run's result: its settings, code, text, starting weights and device.
 
-The run's name, the search for finished runs, resuming and the report use it: runs that differ in it
-are never averaged (`compare/rows.py`).
+Run names, the search for finished runs, resuming and reports use it. Runs that differ in it are
+never averaged (`compare/rows.py`).
 """
 
 import hashlib
@@ -17,25 +17,25 @@ from gptattn.machine.source_code import hash_code, hash_of
 from gptattn.settings.config import Effect, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
-# Keys in `Provenance.earlier`: the last step that other code took, and an earlier budget in words.
+# Keys in `Provenance.earlier`: the last step taken by other code, and an earlier budget in words.
 UNTIL, BUDGET = "until step", "earlier budget"
 
 RESUMES = (Effect.LENGTH, Effect.PLACE, Effect.VIEW)  # may change when a run is resumed
 NAMED = (Effect.RESULT, Effect.LENGTH, Effect.PLACE)  # an override is part of the run's name
 
-# Backend -> the packages whose versions affect its numbers; those of fla are all.
+# Backend -> the packages whose versions affect its numbers; fla has all of them.
 KERNELS = {"flex": ("triton",), "fla": ("triton", "fla")}
 
 PATHS = ("data.path", "data.val_path", "tokenizer.path")
 TYPED_PATHS = (*PATHS, "init_from", "cache_dir")
-# Overrides left out of a run's name: those of the command, and choices that the name begins with.
+# Overrides left out of a run's name: the command's, and choices that the name begins with.
 OF_COMMAND = ("experiment", "launcher", "resume", "run_dir", "trainer")
 OF_COMMAND += ("attn", "recipe", "pattern", "part")
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
 def effect_of(key: str) -> Effect:
-    """Return the meaning of a setting by its dotted name, or of a config group by its name."""
+    """Return the effect of changing a setting, by its dotted name, or a config group's choice."""
     if key in PATHS:
         return Effect.PLACE
     if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
@@ -67,8 +67,8 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    kept = {key: value for key, value in config.items() if effect_of(key) is Effect.RESULT}
-    return kept | {"budget": budget_words(config)}
+    results = {key: value for key, value in config.items() if effect_of(key) is Effect.RESULT}
+    return results | {"budget": budget_words(config)}
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
@@ -78,9 +78,9 @@ def places(config: Mapping[str, str]) -> dict[str, str]:
 
 def budget_words(config: Mapping[str, str]) -> str:
     """Return the budget in words, such as `1000 steps`; the default only if no other is set."""
-    given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
-    default, accuracy = given.pop("default_steps", None), given.pop("accuracy", "None")
-    set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
+    units = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
+    default, accuracy = units.pop("default_steps", None), units.pop("accuracy", "None")
+    set_ = [f"{value} {unit}" for unit, value in sorted(units.items()) if value != "None"]
     words = " and ".join(set_) or (f"{default} steps" if default else "")
     early = f" or accuracy {accuracy} at one of {config.get('validation.count')} validations"
     return words + early * (accuracy != "None")
@@ -89,20 +89,20 @@ def budget_words(config: Mapping[str, str]) -> str:
 def settings_key(settings: Mapping[str, Any], budget: str | None = None) -> str:
     """Return a string that is equal for settings that make the same run.
 
-    `settings` are nested, as in config.yaml. `budget`: in words, in place of theirs.
+    `settings` are nested, as in config.yaml. `budget`, in words, replaces theirs.
     """
     config = flat(dict(settings))
     parts = settings.get("part")
-    own = {
+    extra = {
         "attn": config.get("choices.attn"),
-        # Parts act in their order, which `config` does not show.
+        # The order of parts matters, and `config` does not show it.
         "parts": list(parts) if isinstance(parts, dict) else [],
         "seed": config["seed"],
     }
     # Only whether there are starting weights: `Provenance.weights` identifies them by content.
     starts = config.get("init_from", "None") != "None"
-    own |= {"starts": starts} | ({} if budget is None else {"budget": budget})
-    return json.dumps(result_settings(config) | own, sort_keys=True)
+    extra |= {"starts": starts} | ({} if budget is None else {"budget": budget})
+    return json.dumps(result_settings(config) | extra, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -114,18 +114,18 @@ class Provenance:
     code: dict[str, str]  # module -> hash, of code that affects the numbers
     weights: str | None = None  # sha256 of the weights in init_from, before conversion
     origin: str = ""  # `digest` of the run in init_from, if known
-    # Code and budgets of earlier steps, if the run was resumed with others.
+    # Code and budgets of earlier steps, if a resume changed them.
     earlier: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
-        """Eight hex digits that identify the run's code and that behind its starting weights."""
+        """Eight hex digits that identify the code of the run and of its starting weights."""
         code = json.dumps([self.code, self.earlier, self.origin], sort_keys=True)
         return hashlib.sha256(code.encode()).hexdigest()[:8]
 
     @property
     def budgets(self) -> list[str]:
-        """The budgets in words that the run was resumed from, in order, with other ones."""
+        """The run's earlier budgets, in words and in order, if resumes changed them."""
         return [part[BUDGET] for part in self.earlier if BUDGET in part]
 
     def at_first_budget(self) -> "Provenance":
@@ -141,7 +141,7 @@ class Provenance:
 def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     """Return module -> hash for the code that affects the numbers of a run of these settings.
 
-    Files are hashed once and cached. Call it before reading the text, which can take minutes: a
+    Files are hashed once and cached. Call this before reading the text, which can take minutes: a
     file edited meanwhile is no longer the code that this process imported.
     """
     # Of tokenizers and data sources, only modules outside gptattn are hashed: for ours, the hash of
@@ -155,8 +155,8 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     if cfg.validation.lengths:
         targets.append("gptattn.build.longer")
     # Lightning's own callbacks count by its version.
-    theirs = ["lightning"] * any(target.startswith("lightning.") for target in targets)
-    return hash_code(targets, [*cfg.allow_targets, *theirs])
+    lightning = ["lightning"] * any(target.startswith("lightning.") for target in targets)
+    return hash_code(targets, [*cfg.allow_targets, *lightning])
 
 
 def hash_kernels(cfg: TrainConfig, device: str) -> dict[str, str]:
@@ -167,22 +167,22 @@ def hash_kernels(cfg: TrainConfig, device: str) -> dict[str, str]:
 
 
 def differences(was: Provenance | None, now: Provenance) -> list[str]:
-    """List in words how a run's provenance differs from `now`; empty: the result would be equal."""
+    """List in words how a run's provenance differs from `now`; empty: the results would agree."""
     if was is None:
         return ["its code is unknown"]
     changed = list_changed(was.code, now.code)
-    found = [f"code of {', '.join(changed)}"] if changed else []
+    reasons = [f"code of {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
-        found.append("it was resumed with other code or another budget")
+        reasons.append("it was resumed with other code or another budget")
     if was.origin != now.origin:
-        found.append("other code made the weights in init_from")
+        reasons.append("other code made the weights in init_from")
     if was.text != now.text:
-        found.append("another text")
+        reasons.append("another text")
     if was.weights != now.weights:
-        found.append("other weights in init_from")
+        reasons.append("other weights in init_from")
     if was.device != now.device:
-        found.append(f"on {was.device}, not {now.device}")
-    return found
+        reasons.append(f"on {was.device}, not {now.device}")
+    return reasons
 
 
 def list_changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -195,7 +195,7 @@ def resume_provenance(
 ) -> Provenance:
     """Return the provenance of a run that began with `was` and resumes after `step` with `now`.
 
-    `budget`: its budget so far, in words, if it resumes with another one; "" if it keeps it.
+    `budget`: its earlier budget, in words, if it resumes with another one; "" if it does not.
     """
     if was is None:
         was = replace(now, code={})

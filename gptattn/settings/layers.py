@@ -1,4 +1,4 @@
-"""From `pattern`, `layers` and the files that they name to the settings of each kind of layer."""
+"""Turns `pattern`, `layers` and the files they name into the settings of each kind of layer."""
 
 import math
 import re
@@ -22,10 +22,10 @@ MIN_TOKENS = 8  # of a window that shrinks with the context
 def read_files(
     field: str, choices: Mapping[str, Sequence[str]], cfg: DictConfig, folders: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return what the chosen files set, for a model of the composed settings, by config group.
+    """Return what the chosen files set, by config group, for a model of the composed settings.
 
     `choices`: config group -> names of files in one of the folders, or wherever Hydra searches.
-    Raises ConfigError, naming `field`, for a name that is no file.
+    Raises ConfigError, naming `field`, for a name that has no file.
     """
     root = OmegaConf.masked_copy(cfg, [str(k) for k in cfg if k not in ("hydra", *choices)])
     OmegaConf.set_struct(root, False)
@@ -45,12 +45,12 @@ def _read_file(field: str, group: str, name: str, folders: Sequence[Path]) -> Di
         return OmegaConf.create({group: {name: node} if group == "part" else node})
     choice = f"[{quote(name)}]" if group == "part" else quote(name)
     searched = ",".join(quote(f"file://{folder}") for folder in folders)
-    given = [f"{group}={choice}", f"hydra.searchpath=[{searched}]"]
+    overrides = [f"{group}={choice}", f"hydra.searchpath=[{searched}]"]
     try:
-        return OmegaConf.masked_copy(compose("train", given), [group])
+        return OmegaConf.masked_copy(compose("train", overrides), [group])
     except MissingConfigException as error:
-        known = suggest(name, error.options or [])
-        raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
+        hint = suggest(name, error.options or [])
+        raise ConfigError(field, f"{name!r} is not in conf/{group}; {hint}") from error
 
 
 def read_layers(
@@ -63,10 +63,10 @@ def read_layers(
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of each name in the pattern: a layer of `layers`, or a file in conf/attn.
 
-    `keys`: the names of all settings on the command line. What is given for all layers, such as
-    `attn.window`, reaches those that have it: where it is null in some only the others, and where
-    no file has it those whose constructor takes it. A choice reaches those that know it. Raises
-    ConfigError, naming the setting, and the `recipe` that brought the pattern.
+    `keys`: the names of all settings on the command line. A setting for all layers, such as
+    `attn.window`, applies where a file gives it a value; if none does, where a file or constructor
+    has it at all. A choice applies where it is known. Raises ConfigError, naming the setting and,
+    if a recipe brought the pattern, the `recipe`.
     """
     assert command.pattern is not None
     shown = f"pattern=[{','.join(command.pattern)}]" if recipe is None else f"recipe={recipe}"
@@ -107,13 +107,12 @@ def read_layers(
         }
         having = [name for name, spec in specs.items() if spec.get(setting) is not None]
         for name, spec in specs.items() if not having else ():
-            own = takes[name]
-            having += [name] * (setting in spec or setting in own.types or own.others)
+            arguments = takes[name]
+            known = setting in arguments.types or arguments.others
+            having += [name] * (setting in spec or known)
         if not having:
-            known = suggest(
-                setting, {one for spec in specs.values() for one in spec} - {"_target_"}
-            )
-            raise ConfigError(key, f"no {GROUPS[group]} in {shown} has it; {known}")
+            hint = suggest(setting, {one for spec in specs.values() for one in spec} - {"_target_"})
+            raise ConfigError(key, f"no {GROUPS[group]} in {shown} has it; {hint}")
         value = getattr(command, group)
         value = value[part][setting] if part else value[setting]
         # backend=fla is for the layers with a state, backend=flex for the others.
@@ -126,7 +125,7 @@ def read_layers(
 def _read_layer(
     name: str, written: Any, cfg: DictConfig, folders: Sequence[Path]
 ) -> dict[str, Any]:
-    """Return the settings of a layer as it is written in `layers`; None: of a file in conf/attn."""
+    """Return a layer's settings from its entry in `layers`; if None, from a conf/attn file."""
     if written is None:
         return read_files("pattern", {"attn": [name]}, cfg, folders)
     field = f"layers.{name}"
@@ -135,22 +134,22 @@ def _read_layer(
     chosen: dict[str, dict[str, Spec]] = {}
     for group, choice in written.items():
         if group not in GROUPS:
-            raise ConfigError(f"{field}.{group}", f"is no setting; {suggest(group, GROUPS)}")
+            raise ConfigError(f"{field}.{group}", f"is not a setting; {suggest(group, GROUPS)}")
         names = choice if isinstance(choice, dict | list) else [choice]
         chosen[group] = {
             str(one): (choice[one] or {}) if isinstance(choice, dict) else {} for one in names
         }
         if group != "part" and len(chosen[group]) != 1:
-            given = " and ".join(chosen[group]) or "none"
+            typed = " and ".join(chosen[group]) or "none"
             raise ConfigError(
-                f"{field}.{group}", f"takes one name, not {given}; give {field}.{group}=NAME"
+                f"{field}.{group}", f"takes one name, not {typed}; give {field}.{group}=NAME"
             )
-    found = read_files(field, {group: [*own] for group, own in chosen.items()}, cfg, folders)
+    layer = read_files(field, {group: [*own] for group, own in chosen.items()}, cfg, folders)
     for group, own in chosen.items():
         for one, settings in own.items():
-            spec = found[group][one] if group == "part" else found[group]
+            spec = layer[group][one] if group == "part" else layer[group]
             spec.update(settings)
-    return found
+    return layer
 
 
 def quote(value: str) -> str:
@@ -160,25 +159,25 @@ def quote(value: str) -> str:
     return f"'{escaped}'"
 
 
-# How a recipe's numbers follow the model, in YAML as ${kv_heads:8}, ${tokens:128,4096} and
-# ${head_size_to:-1}.
+# Resolvers with which a recipe's numbers follow the model, in YAML as ${kv_heads:8},
+# ${tokens:128,4096} and ${head_size_to:-1}.
 
 
 def choose_kv_heads(group: int, _root_: DictConfig) -> int:
-    """Return the key/value heads of groups of at most so many query heads; 2 or more, if it can."""
+    """Return the fewest heads, 2 or more if possible, with at most `group` query heads each."""
     heads = _root_.model.num_heads
     divisors = [n for n in range(min(2, heads), heads + 1) if heads % n == 0]
     return next(n for n in divisors if heads // n <= group)
 
 
 def scale_tokens(tokens: int, context: int, _root_: DictConfig) -> int:
-    """Return as large a share of the model's context as `tokens` are of `context`, 8 at least."""
+    """Scale `tokens` of `context` to the model's context length; return MIN_TOKENS or more."""
     length = _root_.model.context_length
     return min(length, max(MIN_TOKENS, math.ceil(tokens * length / context)))
 
 
 def raise_head_size(power: float, _root_: DictConfig) -> float:
-    """Return this power of the size of the model's heads."""
+    """Return the size of the model's heads to this power."""
     return (_root_.model.d_model / _root_.model.num_heads) ** power
 
 

@@ -1,4 +1,4 @@
-"""Errors about a command line, also Hydra's, in one line that quotes what was typed."""
+"""Errors about a command line, including Hydra's, in one line that quotes what was typed."""
 
 import re
 import traceback
@@ -16,11 +16,11 @@ from gptattn.settings.values import describe_unknown, suggest
 
 REMOVED = "cannot be removed; give it a value instead"
 # Hydra's message -> ours about the setting {0} with the value {1}.
-SAYINGS = {
+HYDRA_ERRORS = {
     r"Could not delete '([^']+)'": REMOVED,
     r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
     r"Ambiguous value for argument '(pattern|part)=([^']*)'": "write {0}=[{1}], or add -m for each",
-    r"Ambiguous value for argument '([^=]+)=([^']*)'": "{1} gives several values; add -m",
+    r"Ambiguous value for argument '([^=]+)=([^']*)'": "{1} has several values; add -m",
     r"Multiple values for ([\w/]+)\.": "takes one choice; write {0}=... without the +",
     r"([\w/]+) appears more than once": "takes one choice; write {0}=... without the +",
 }
@@ -40,18 +40,18 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
         group, choice = re.findall(r"^(?:((?:hydra/)?\w+)/)?(.*)", file)[0]
         if group == "data" and re.search("[./]", choice):
             how = f"data=text data.path={choice}, or data=hf data.name=OWNER/NAME"
-            return ConfigError(group, f"takes one of its names; write {how}")
+            return ConfigError(group, f"{choice!r} is not a source of data; write {how}")
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
         if (group, choice) == ("hydra/launcher", "ray"):
             return ConfigError("launcher", "needs its plugin: pip install hydra-ray-launcher")
         if not group:
             return ConfigError("--config-name", f"{choice!r} does not exist; train is the default")
-        # Hydra gives no options for a name in a list, but it names the folders where it looked.
+        # For a name in a list, Hydra gives no options but the folders where it looked.
         folders = [Path(folder, group) for folder in re.findall(r"path=file://(\S+)", str(error))]
         files = {file.stem for folder in folders for file in folder.glob("*.yaml")}
-        known = suggest(choice, error.options or files)
-        return ConfigError(group, f"{choice!r} is unknown; {known}")
+        hint = suggest(choice, error.options or files)
+        return ConfigError(group, f"{choice!r} is unknown; {hint}")
     if isinstance(error, OverrideParseException):
         how = "cannot be read; write name=value, or 'name=\"value\"' for special characters"
         return ConfigError(error.override.partition("=")[0], how)
@@ -60,9 +60,9 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
         return ConfigError(f"{mark.name}:{mark.line + 1}", f"{error.problem}; correct the file")
     message, cause = str(error), error.__cause__
     if isinstance(error, HydraException):
-        for pattern, said in SAYINGS.items():
-            if found := re.search(pattern, message):
-                return ConfigError(found.group(1), said.format(*found.groups()))
+        for pattern, ours in HYDRA_ERRORS.items():
+            if match := re.search(pattern, message):
+                return ConfigError(match.group(1), ours.format(*match.groups()))
         if isinstance(cause, OmegaConfBaseException):
             return explain_omegaconf_error(cause, conf)
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
@@ -70,11 +70,11 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     for override in overrides:
         group, _, choice = override.partition("=")
         if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):
-            found = yaml.safe_load(choice)
-            if not all(isinstance(one, str) for one in (found if type(found) is list else [found])):
-                return ConfigError(group, f"does not take {choice}; --help shows what it takes")
+            value = yaml.safe_load(choice)
+            if not all(isinstance(one, str) for one in (value if type(value) is list else [value])):
+                return ConfigError(group, f"does not take {choice}; --help lists its choices")
     *_, (raised_in, _) = traceback.walk_tb(error.__traceback__)
-    if raised_in.f_globals.get("__name__", "").startswith("hydra."):  # of its flags
+    if raised_in.f_globals.get("__name__", "").startswith("hydra."):  # about its flags
         return ConfigError("command line", message.partition("\n")[0])
     return error
 
@@ -88,10 +88,10 @@ def explain_omegaconf_error(error: OmegaConfBaseException, conf: Path) -> Config
 
 
 def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
-    """Return the error with the setting that was typed as its field, where it names another.
+    """Return the error with a typed setting as its field, if its own field was not typed.
 
-    The message then has its name, or the argument that it fills, with the value that was typed, as
-    `num_heads=4 must divide d_out=65` has that of `model.d_model=65`.
+    The message must name that setting, or the argument that it fills, with the typed value:
+    `num_heads=4 must divide d_out=65` does so for `model.d_model=65`.
     """
     pairs = [override.lstrip("+").partition("=") for override in overrides]
     typed = {name: value for name, _, value in pairs}
@@ -99,18 +99,18 @@ def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
     field = re.sub(r"^pattern\.\w+\.", "attn.", error.field)
     if field in typed:
         return error if field == error.field else type(error)(field, error.message)
-    own = []
+    quoted = []
     for word, value in re.findall(r"\b([a-z]\w*(?:\.\w+)*)(?:=([\w.-]*\w))?", error.message):
         name = SETTING_OF.get(word, word if word in typed or "." in word else f"attn.{word}")
         if typed.get(name) == value or ("." in word and not value and word in typed):
-            own.append(name)
-    if not own or own[0].startswith(f"{field}."):
+            quoted.append(name)
+    if not quoted or quoted[0].startswith(f"{field}."):
         return error
-    said = f"{typed[own[0]]} does not go with {field}: {error.message}"
+    message = f"{typed[quoted[0]]} does not fit {field}: {error.message}"
     divides = re.match(r"(\w+)=(\d+) must divide (\w+)=(\d+)", error.message)
-    if divides is not None and own[0] == SETTING_OF.get(divides[3]):
+    if divides is not None and quoted[0] == SETTING_OF.get(divides[3]):
         divisor, number = int(divides[2]), int(divides[4])
         below = number // divisor * divisor
         near = [str(one) for one in (below, below + divisor) if one]
-        said = f"{number} is not a multiple of {field}={divisor}; give {' or '.join(near)}"
-    return type(error)(own[0], said)
+        message = f"{number} is not a multiple of {field}={divisor}; give {' or '.join(near)}"
+    return type(error)(quoted[0], message)

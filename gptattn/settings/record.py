@@ -1,4 +1,4 @@
-"""Brings the settings that a run recorded to those of today."""
+"""Completes the settings that a run recorded with those added since."""
 
 from copy import deepcopy
 from dataclasses import is_dataclass
@@ -9,13 +9,13 @@ from typing import Any, get_origin
 from gptattn.settings.config import Settings, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
-FIXED = {"validation.tokens": None}  # newer settings: what earlier runs did, not the default
+FIXED = {"validation.tokens": None}  # newer settings -> what earlier runs did, if not the default
 
 
 def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:
-    """Give a run's record the defaults of newer settings, or FIXED.
+    """Add to a run's record the settings newer than it, with their default, or that in FIXED.
 
-    It must have each table of `conf/train.yaml`.
+    The record must have each table of `conf/train.yaml`.
     """
     for name, hint in list_hints(kind).items():
         below, type_ = node.get(name), bare(hint)

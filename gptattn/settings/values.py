@@ -20,10 +20,10 @@ TYPE_NAMES = {  # msgspec's -> ours
     "int": "a whole number",
     "bool": "true or false",
     "str": "text",
-    "array": "a list, as [a,b]",
-    "object": "a table, as {name:value}",
+    "array": "a list, such as [a,b]",
+    "object": "a table, such as {name:value}",
 }
-# Our choice or setting -> its names elsewhere, where difflib would find nothing, or another.
+# Our choice or setting -> its names elsewhere, for which difflib finds nothing or something else.
 NAMES_ELSEWHERE = {
     "mha": "multihead multi_head vanilla standard full",
     "gqa": "grouped grouped_query",
@@ -106,7 +106,7 @@ def build_dataclass(kind: type[T], node: Any, path: str = "") -> T:
 
 def _build_value(field: str, value: Any, hint: Any) -> Any:
     kinds = _list_options(hint)
-    if str in kinds and type(value) in (int, float):  # as experiment_name=3
+    if str in kinds and type(value) in (int, float):  # such as experiment_name=3
         value = str(value)
     of = next((get_args(kind)[-1] for kind in kinds if get_origin(kind) is type(value)), None)
     if isinstance(value, list) and of is not None:
@@ -126,33 +126,33 @@ def _list_options(hint: Any) -> list[Any]:
 def check_type(field: str, value: Any, hint: Any) -> Any:
     """Return the value as the type `hint`, as a field or a constructor declares it.
 
-    An int will do where a float is declared. Raises ConfigError, naming the field, for a value of
-    another type, out of range, infinite, or that is no choice.
+    An int passes for a float. Raises ConfigError, naming the field, for a value of another type,
+    out of range, infinite, or not among the choices.
     """
     try:
-        made = msgspec.convert(value, hint)
-    except TypeError:  # a type of others, which msgspec does not know
+        converted = msgspec.convert(value, hint)
+    except TypeError:  # a library's type, which msgspec does not know
         return value
     except msgspec.ValidationError as error:
         literals = [kind for kind in _list_options(hint) if get_origin(kind) is Literal]
         words = [str(word) for kind in literals for word in get_args(kind)]
-        wanted = re.match("Expected `(.*?)`([^,`]*?)(,| - at|$)", str(error))
-        if wanted is None:
+        expected = re.match("Expected `(.*?)`([^,`]*?)(,| - at|$)", str(error))
+        if expected is None:
             words += [TYPE_NAMES["int"]] if int in _list_options(hint) else []
             raise ConfigError(
                 field, f"{value!r} is unknown; {suggest(str(value), words)}"
             ) from None
         names = TYPE_NAMES | ({"str": " or ".join(words)} if words else {})
-        kinds = " or ".join(names.get(kind, kind) for kind in wanted[1].split(" | "))
-        shown = "null" if value is None else f"{value!r:.60}"
-        raise ConfigError(field, f"is {shown}; give {kinds}{wanted[2]}") from None
-    if isinstance(made, float) and math.isinf(made):
-        raise ConfigError(field, f"is {made}; give a finite number")
-    return made
+        kinds = " or ".join(names.get(kind, kind) for kind in expected[1].split(" | "))
+        typed = "null" if value is None else f"{value!r:.60}"
+        raise ConfigError(field, f"is {typed}; give {kinds}{expected[2]}") from None
+    if isinstance(converted, float) and math.isinf(converted):
+        raise ConfigError(field, f"is {converted}; give a finite number")
+    return converted
 
 
 def describe_unknown(name: str, names: Sequence[str]) -> str:
-    """Return what is said of a name that is no setting; some of `names` may be meant."""
+    """Return the message about a name that is not a setting; it suggests the likeliest names."""
     names = [one for one in names if one != name]
     last, lasts = name.rpartition(".")[2], {one.rpartition(".")[2]: one for one in reversed(names)}
     meant = _translate(last)
@@ -167,7 +167,7 @@ def suggest(value: str, choices: Iterable[str]) -> str:
     """Return `did you mean X? one of ...`, or only the list if no choice is close."""
     choices = sorted({*choices})
     if not choices:
-        return "there is none"
+        return "there are no choices"
     meant = _translate(value)
     near = [one for one in (meant, re.split("[.=]", meant)[-1]) if one in choices]
     near = near or ([meant] if "=" in meant else [])

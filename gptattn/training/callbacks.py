@@ -32,23 +32,23 @@ class StepClock(L.Callback):
     """Measures training time: from making a batch to the end of its optimizer step.
 
     Validation, samples, logging and checkpoints do not count. With `compile`, the seconds in the
-    run's state leave out the first step, most of which is compilation. On a GPU, which the host
-    runs ahead of, the steps between two calls of `time_steps` share the time that the GPU took from
-    one to the other. Must be the first of the callbacks.
+    run's state leave out the first step, which is mostly compilation. On a GPU the host runs ahead,
+    so the steps between two calls of `time_steps` share the GPU's time between them equally. Must
+    be the first of the callbacks.
     """
 
     def __init__(self, ready: PreparedRun) -> None:
         self._state, self._device = ready.state, ready.device
         self._compiling = ready.cfg.compile is True or uses(ready.cfg, "flex")
-        self._making = 0.0  # seconds of making the first batch of those below
-        self._start: Moment | None = None  # of the steps that are not timed yet
-        self._ended, self._steps = ready.state.step, 0  # the newest step, how many are not timed
-        # At most one stretch of steps before them: from, to, how many, and what to call then.
+        self._making = 0.0  # seconds spent on the first batch of the steps that are not timed yet
+        self._start: Moment | None = None  # of these steps
+        self._ended, self._steps = ready.state.step, 0  # the newest step, and their number
+        # At most one stretch of steps before these: start, end, number, and what to call then.
         self._pending: list[tuple[Moment | None, Moment, int, Callable[[], None]]] = []
-        self._zero = 0.0  # when they would have begun without pauses, by the host's clock
+        self._zero = 0.0  # when training would have begun without pauses, by the host's clock
 
     def add(self, seconds: float) -> None:
-        """Add the time spent on making a batch, unless a step is being timed already."""
+        """Add the time spent making a batch, unless a step is already being timed."""
         if self._start is None:
             self._making += seconds
 
@@ -69,11 +69,11 @@ class StepClock(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.world_size == 1:  # a GPU may wait forever for others that are gone
-            with contextlib.suppress(Exception):  # the one that ends the run counts
+            with contextlib.suppress(Exception):  # only the error that ends the run counts
                 self._complete()
 
     def time_steps(self, then: Callable[[], None]) -> None:
-        """Call `then` once the steps since the last call are timed: on a GPU at the next call."""
+        """Call `then` once the steps since the last call are timed; on a GPU, at the next call."""
         self._complete()
         end = Moment(self._device)
         self._pending.append((self._start, end, self._steps, then))
@@ -82,7 +82,7 @@ class StepClock(L.Callback):
             self._complete()
 
     def settle(self) -> None:
-        """Time all steps so far; no time counts from now to the next batch."""
+        """Time all steps so far, and pause until the next batch."""
         self.time_steps(lambda: None)
         self._complete()
         self._start = None
@@ -90,7 +90,7 @@ class StepClock(L.Callback):
     def _complete(self) -> None:
         while self._pending:
             start, end, steps, then = self._pending.pop()
-            seconds = end.seconds_since(start or end)  # it waits for what `then` reads, too
+            seconds = end.seconds_since(start or end)  # also waits for what `then` reads
             if steps:
                 taken, self._making = (seconds + self._making) / steps, 0.0
                 for _ in range(steps):
@@ -100,15 +100,15 @@ class StepClock(L.Callback):
             then()
 
     def now(self) -> float:
-        """Return the seconds of training so far, with the steps that are not timed yet."""
+        """Return the seconds of training so far, including steps that are not timed yet."""
         return self._state.seconds if self._start is None else time.perf_counter() - self._zero
 
 
 class MetricRows(L.Callback):
     """Records one row every `log_every` optimizer steps and one per validation.
 
-    They have the module's losses, speed and progress, and what a callback before this one has
-    logged with `self.log`: of training the means since the last row, of validation the values.
+    A row has the module's losses, speed and progress, and what earlier callbacks logged with
+    `self.log`: in training, means since the last row; in validation, values.
     """
 
     def __init__(self, ready: PreparedRun, clock: StepClock) -> None:
@@ -116,10 +116,10 @@ class MetricRows(L.Callback):
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
         self.flops_per_token = ready.cost.flops_per_token
         self.state.shared |= self.cfg.sweep.beside_others
-        self._known: dict[str, Tensor] = {}  # the metrics of Lightning's that were read already
+        self._read_before: dict[str, Tensor] = {}  # Lightning's metrics at the last reading
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.state.complete = False  # with a larger budget
+        self.state.complete = False  # the budget is larger now
         for name, values in self.state.since_row.items():
             self.state.since_row[name] = [value.to(pl_module.device) for value in values]
 
@@ -127,7 +127,7 @@ class MetricRows(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step, ends = trainer.global_step, (batch_idx + 1) % self.cfg.accumulate == 0
-        # The module's own names are not for others.
+        # The module's metrics win over others of the same name.
         new = self._read_new(trainer) | (pl_module.losses if ends else {})
         for name, value in new.items():
             self.state.since_row.setdefault(name, []).append(value)
@@ -135,7 +135,7 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # The training loss shown beside the validation loss must include the newest step.
+        # The training loss shown next to the validation loss must include the newest step.
         if trainer.global_step > self.state.logged_step:
             self._log(trainer, pl_module)
             self.clock.settle()
@@ -149,11 +149,11 @@ class MetricRows(L.Callback):
         self._record(trainer, row | {MEMORY: peak_memory_mb(pl_module.device)}, trainer.global_step)
 
     def _read_new(self, trainer: L.Trainer) -> dict[str, Tensor]:
-        """Return what was logged since this was last called: Lightning keeps old values, too."""
-        before, self._known = self._known, dict(trainer.callback_metrics)
+        """Return what was logged since the last call: Lightning also keeps old values."""
+        before, self._read_before = self._read_before, dict(trainer.callback_metrics)
         return {
             name: value
-            for name, value in self._known.items()
+            for name, value in self._read_before.items()
             if name != "epoch" and not (name in before and value.is_set_to(before[name]))
         }
 
@@ -162,8 +162,8 @@ class MetricRows(L.Callback):
         since, self.state.since_row = self.state.since_row, {}
         step = self.state.logged_step = trainer.global_step
         means = [torch.stack(values).mean() for values in since.values()]
-        found = [one.double() for one in (since[TRAIN_LOSS][-1], module.grad_norm, *means)]
-        copied = torch.stack(found).to("cpu", non_blocking=True)  # into pinned memory, in one copy
+        values = [one.double() for one in (since[TRAIN_LOSS][-1], module.grad_norm, *means)]
+        copied = torch.stack(values).to("cpu", non_blocking=True)  # to pinned memory, in one copy
         rate: float = trainer.optimizers[0].param_groups[0]["lr"]
         memory = peak_memory_mb(module.device)
 
@@ -185,7 +185,7 @@ class MetricRows(L.Callback):
         self.clock.time_steps(write)
 
     def _share(self, trainer: L.Trainer, module: LanguageModel) -> None:
-        """Replace the losses since the row by their means over all processes; equal ones stay."""
+        """Average the losses since the last row over all processes; doing so again is harmless."""
         shared = [] if trainer.world_size == 1 else [*module.losses]
         for name in filter(self.state.since_row.get, shared):
             total = torch.stack(self.state.since_row[name]).double()
@@ -225,9 +225,9 @@ def read(value: Tensor) -> float | None:
 
 
 class Samples(L.Callback):
-    """Generates text at each validation and records it; always with the same seed.
+    """Generates text at each validation, always with the same seed, and records it.
 
-    The text is cut short once `stop` returns True.
+    It stops early once `stop` returns True.
     """
 
     def __init__(
@@ -247,9 +247,9 @@ class Samples(L.Callback):
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         sampling = Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k)
-        own = self.prompt, self.cfg.tokens, sampling, self.seed
-        with contextlib.suppress(NumericError):  # the loss, which is next, names the settings
-            self.text = generate_text(pl_module.model, self.tokenizer, *own, self.stop)
+        arguments = self.prompt, self.cfg.tokens, sampling, self.seed
+        with contextlib.suppress(NumericError):  # the loss comes next; its error names settings
+            self.text = generate_text(pl_module.model, self.tokenizer, *arguments, self.stop)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.board.log_text("sample/text", self.text, trainer.global_step)
@@ -262,14 +262,14 @@ class BudgetEnd(L.Callback):
     Lightning's `max_steps` would skip the end of training, and its row, for a run that was killed
     between its last checkpoint and its summary.
 
-    Of a budget in seconds, it also says when to validate: `validations` times, evenly spaced in
-    training time. (Lightning's own interval in seconds asks the wall clock of each process.) Of
-    several processes the first one's clock counts, so that all take the same steps.
+    With a budget in seconds, it also decides when to validate: `validations` times, evenly spaced
+    in training time. (Lightning's own interval in seconds uses each process's wall clock.) With
+    several processes, the first one's clock counts, so that all take the same steps.
     """
 
     def __init__(self, ready: PreparedRun, clock: StepClock) -> None:
         self.state, self.budget, self.clock = ready.state, ready.budget, clock
-        self.validations, self.asked = ready.cfg.validation.count, ready.cfg.budget
+        self.validations, self.requested = ready.cfg.validation.count, ready.cfg.budget
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
 
@@ -287,14 +287,14 @@ class BudgetEnd(L.Callback):
             trainer.val_check_batch, self._validated = 1, due
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        trainer.should_stop |= self.asked.reached(lowest_accuracy(pl_module.val_metrics))
+        trainer.should_stop |= self.requested.reached(lowest_accuracy(pl_module.val_metrics))
 
     def _progress(self, trainer: L.Trainer) -> float:
-        """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
+        """Return the share of the budget that is used; ask the trainer to stop at its end."""
         self._step, self.seconds = trainer.global_step, self.clock.now()
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
         progress = self.budget.progress(self._step, self.seconds)
-        reached = self.asked.reached(lowest_accuracy(self.state.last))
+        reached = self.requested.reached(lowest_accuracy(self.state.last))
         trainer.should_stop |= progress >= 1.0 or reached
         return progress

@@ -36,9 +36,9 @@ class SafeCheckpointIO(CheckpointIO):
 
 
 class Checkpoints(Checkpoint):
-    """Saves after each validation and when the run is asked to stop; keeps the newest two.
+    """Saves after each validation and when a signal stops the run; keeps the newest two.
 
-    What a validation writes, it writes at its end, where none is abandoned. `record`: None in all
+    A validation writes only at its end, so an abandoned one writes nothing. `record`: None in all
     processes but the first.
     """
 
@@ -47,25 +47,25 @@ class Checkpoints(Checkpoint):
     ) -> None:
         self.state, self.saves = ready.state, ready.cfg.checkpoint
         self.run, self.clock, self.record = run, clock, record
-        self.signum = 0  # of the first signal that asked for the end
-        self._in_step = False  # or about to begin one
-        self._step = 0  # the newest that has ended
+        self.signum = 0  # the first signal to stop the run
+        self._in_step = False  # in a step, or about to begin one
+        self._step = 0  # the newest finished one
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         self.state.step = trainer.global_step
         self.state.row_bytes = 0 if self.record is None else self.record.size
-        if not self.state.validation_due:  # which may have drawn already
+        if not self.state.validation_due:  # a validation may have drawn from them
             self.state.generators = read_generators()
         self.state.store(checkpoint)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # Lightning's own handlers end a run with exit code 0 and save nothing. It restores all that
-        # were there before the run.
+        # Lightning's own handlers end a run with exit code 0 and save nothing. It restores the
+        # earlier handlers after the run.
         for number in handled_signals():
             signal.signal(number, self._note)
-        # Lightning would exchange SIGTERM before each step, and the host wait for its GPU.
+        # Lightning would exchange SIGTERM before each step, and the host would wait for its GPU.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
         self._step = trainer.global_step
         if generators := self.state.generators:
@@ -77,8 +77,8 @@ class Checkpoints(Checkpoint):
             random.setstate((version, tuple(words), gauss))
             np.random.set_state(generators["numpy"])
         else:
-            torch.randn(1024, 1024)  # dropout has always begun after so many draws
-        if self.state.validation_due:  # Lightning would go on with the next step
+            torch.randn(1024, 1024)  # dropout masks depend on drawing this many numbers first
+        if self.state.validation_due:  # Lightning would continue with the next step
             loop = trainer.fit_loop.epoch_loop.val_loop
             loop.restarting = False
             trainer.validating = True
@@ -119,15 +119,15 @@ class Checkpoints(Checkpoint):
         self._in_step = True
 
     def _must_stop(self, trainer: L.Trainer) -> bool:
-        """Whether the run is to end. All its processes ask at the same points."""
-        asked = self.signum
+        """Whether the run must stop. All its processes check at the same points."""
+        signum = self.signum
         if trainer.world_size > 1:
-            most = torch.tensor(asked)  # on the host, which waits for no GPU
-            torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-            asked = int(most)
-            # A signal that came during the exchange counts at the next time.
-            self.signum = asked or self.signum
-        return asked != 0
+            highest = torch.tensor(signum)  # on the host, so that it waits for no GPU
+            torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX)
+            signum = int(highest)
+            # A signal that came during the exchange counts at the next one.
+            self.signum = signum or self.signum
+        return signum != 0
 
     def _stop_if_asked(self, trainer: L.Trainer, pl_module: Any, *_: Any, **__: Any) -> None:
         if self._must_stop(trainer):
@@ -144,11 +144,11 @@ class Checkpoints(Checkpoint):
             if not torch.isfinite(weight).all():
                 raise NumericError(
                     f"weight {name}",
-                    f"is not finite after step {trainer.global_step}; the checkpoint before it "
-                    "stays; try a lower optim.lr",
+                    f"is not finite after step {trainer.global_step}; try a lower optim.lr (the "
+                    "earlier checkpoint is kept)",
                 )
         for logger in trainer.loggers:
-            logger.save()  # the rows that the checkpoint counts must be on the disk before it
+            logger.save()  # rows that the checkpoint counts must reach the disk before it
         path = self.run.checkpoint(trainer.global_step)
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
@@ -162,6 +162,6 @@ def read_generators() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "python": random.getstate(),  # from this and numpy's, only code of the user's draws
+        "python": random.getstate(),  # only the user's code draws from this and numpy's
         "numpy": numbers,
     }

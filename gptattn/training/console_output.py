@@ -31,7 +31,7 @@ class ConsoleProgress(L.Callback):
         self.state, self.budget = ready.state, ready.budget
         self.console, self.clock, self.samples = console, clock, samples
         cfg, self.count = ready.cfg, ready.cfg.validation.count
-        # What a validation takes of a step's time, of which forward is a third.
+        # A validation's time in steps: it only runs forward, a third of a step's time.
         trained, scored = cfg.batch_size * cfg.model.context_length, ready.data.facts()
         self.per_validation = scored.get("val_tokens", 0) / (3 * trained)
         self._bar: Progress | None = None
@@ -68,14 +68,14 @@ class ConsoleProgress(L.Callback):
     def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
         last = self.state.last
-        shown = f"step {trainer.global_step}{total}  loss {last[TRAIN_LOSS]:.3f}"
+        line = f"step {trainer.global_step}{total}  loss {last[TRAIN_LOSS]:.3f}"
         if LOSS in last:
-            shown += f"  val {last[LOSS]:.3f}"
+            line += f"  val {last[LOSS]:.3f}"
         if ACCURACY in last:
-            shown += f"  accuracy {last[ACCURACY]:.3f}"
-        shown += f"  {last[SPEED]:,.0f} tokens/s"
+            line += f"  accuracy {last[ACCURACY]:.3f}"
+        line += f"  {last[SPEED]:,.0f} tokens/s"
         step = last[STEP_MS] or 0.0
-        return f"{shown}  {step / 1e3:.1f} s/step" if step >= 1e3 else shown
+        return f"{line}  {step / 1e3:.1f} s/step" if step >= 1e3 else line
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.state.last
@@ -86,19 +86,19 @@ class ConsoleProgress(L.Callback):
             f"[bold]step {trainer.global_step}[/bold]  {train}val loss {last[LOSS]:.4f}  {figure}"
         )
         if self.samples.text:
-            shown = Text(make_printable(self.samples.text))
-            self.console.print(Panel(shown, title="sample", title_align="left"))
+            text = Text(make_printable(self.samples.text))
+            self.console.print(Panel(text, title="sample", title_align="left"))
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    on_exception = on_train_end  # Lightning calls that after no exception
+    on_exception = on_train_end  # after an exception, Lightning does not call on_train_end
 
 
 def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
-    """Return a table with one row per metric of RESULTS, in their order; None is shown as null."""
+    """Return a table with one row per metric of RESULTS, in that order; None is shown as null."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
     table.add_column("value", justify="right")

@@ -2,7 +2,7 @@
 
 A *changed token*, not a gradient, shows what an output depends on: the gradient is exactly zero for
 leaks through detached statistics, expert choice, top-k before the mask, or means over the batch.
-Gradients are held against finite differences, and the run's device against the CPU.
+Gradients are compared with finite differences, and the run's device with the CPU.
 """
 
 import inspect
@@ -27,18 +27,18 @@ from gptattn.position.base import Documents
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import arguments_of, find_target
 
-WIDTH = 64  # about that of the copies that are checked
+WIDTH = 64  # roughly, of the copies to check
 TOKENS = 70  # beyond a chunk of 64
 SOME_CUTS = (1, 2, 3, 16, 31, 32, 33, 63, 64, 65)  # enough where a layer is too wide for all
-# Of the largest output, or of a norm, by the least exact type: beyond rounding, below any leak.
+# Share of the largest output, or of a norm, by the least exact type: above rounding, below leaks.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 0.06, torch.float16: 0.01}
-SCALES = (1.0, 30.0, 1 / 30)  # of the changed tokens: the usual ones rarely move a maximum
-FLIPS = 0.4  # of the norm, where rounding flips the choices of a few tokens, as the top-k of dsa
+SCALES = (1.0, 30.0, 1 / 30)  # of changed tokens: those of the usual size rarely move a maximum
+FLIPS = 0.4  # share of the norm, where rounding flips a few tokens' choices, such as dsa's top-k
 OUTPUT = "the output"
-CONSTANT_STD = 0.1  # of what constant parameters become: an output that starts at 0 hides faults
+CONSTANT_STD = 0.1  # of values in place of constants: an output that starts at 0 hides faults
 
 
-# Settings of layers, and their classes, which a notebook may reload -> the notes on them.
+# Layers' settings and classes (which a notebook may reload) -> the notes on the layers.
 _notes: dict[tuple[str, tuple[Any, ...]], list[str]] = {}
 
 
@@ -48,38 +48,38 @@ class BrokenLayer(ConfigError):
 
 @dataclass(frozen=True)
 class Stack:
-    """A layer, behind the earlier ones whose state it shares."""
+    """A layer, after the earlier ones whose state it shares."""
 
     layers: list[Attention]
     field: str  # the setting that chose it
-    drops: bool  # whether its constructor takes dropout, which is not 0
+    drops: bool  # whether its constructor takes dropout and gets more than 0
 
     @property
     def title(self) -> str:
-        """What messages call the last layer: its class, with its parts."""
+        """The last layer's name in messages: its class, with its parts."""
         last = self.layers[-1]
         parts = getattr(last, "parts", None)
         return "+".join([last.title, *(parts if isinstance(parts, nn.ModuleDict) else ())])
 
     @property
     def stops_gradient(self) -> bool:
-        """Whether a module of these layers declares that its gradients are not the outputs'."""
+        """Whether a module of these layers declares that its gradients are not its outputs'."""
         modules = nn.ModuleList(self.layers).modules()
         return any(getattr(module, "stops_gradient", False) for module in modules)
 
     def fail(self, what: str) -> BrokenLayer:
         """Return the error about the last layer."""
-        without = "checks=false trains it as it is, not comparable"
+        without = "checks=false trains it anyway, but do not compare it"
         return BrokenLayer(self.field, f"{self.title} {what}; {without}")
 
     def draw_x(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Draw x [2, T, d_in], of no more tokens than the last layer takes."""
+        """Draw x [2, T, d_in], with no more tokens than the last layer takes."""
         last = self.layers[-1]
         return torch.randn(2, min(TOKENS, last.context_length), last.d_in, dtype=dtype)
 
 
 class LeastExact(TorchDispatchMode):
-    """Finds the tolerance for the code run in this context: some modules insist on float32."""
+    """Finds the tolerance for code that runs in this context: some modules insist on float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,12 +96,11 @@ class LeastExact(TorchDispatchMode):
 def check_layers(cfg: TrainConfig) -> list[str]:
     """Check each kind of layer of these settings on the CPU; return notes on what is unusual.
 
-    Small float64 copies are checked where the constructor and the module allow it: with random
-    values in constant parameters, in training (with dropout, at the same random state) and in
-    evaluation mode. Raises ConfigError, which names the setting, for a layer that breaks the
-    contract (a BrokenLayer), ForeignError for an error in the user's own file, and errors of
-    `build_model`. Layers that this process has checked are not checked again: a sweep asks for each
-    text, budget and optimizer.
+    Checks small float64 copies where the constructor and the module allow it: with random values in
+    constant parameters, in training (with dropout, at the same random state) and in evaluation
+    mode. A process checks a layer once, although a sweep asks for each text, budget and optimizer.
+    Raises ConfigError, which names the setting, for a layer that breaks the contract (a
+    BrokenLayer), ForeignError for an error in the user's own file, and errors of `build_model`.
     """
     kinds = cfg.kinds()
     targets = tuple(find_target(kind.field, kind.attn, cfg.allow_targets) for kind in kinds)
@@ -119,7 +118,7 @@ def check_layers(cfg: TrainConfig) -> list[str]:
                 for stack in list_stacks(draw_layers(sizes), sizes):
                     notes |= dict.fromkeys(check_stack(stack, dtype))
             break
-        except Exception as error:  # it may take other sizes, or another type
+        except Exception as error:  # another size or type may work
             if isinstance(error, BrokenLayer) or (sizes, dtype) == attempts[-1]:
                 raise
     _notes[key] = list(notes)
@@ -142,20 +141,20 @@ def draw_layers(cfg: TrainConfig, seed: int = 0) -> list[Attention]:
 
 def list_stacks(layers: Sequence[Attention], cfg: TrainConfig) -> Iterator[Stack]:
     """Yield one stack for each kind of layer."""
-    known = set()
+    seen = set()
     for i, layer in enumerate(layers):
         chosen = cfg.layer(i)
         state = sorted(layer.provides()), sorted(layer.needs())
         sizes = [(name, tuple(weight.shape)) for name, weight in layer.state_dict().items()]
         kind = repr((chosen, state, sizes))
-        if kind in known:
+        if kind in seen:
             continue
-        known.add(kind)
+        seen.add(kind)
         needed, members = {*layer.needs()}, [layer]
         for earlier in reversed(layers[:i]):
-            if found := needed & earlier.provides().keys():
+            if provided := needed & earlier.provides().keys():
                 members.insert(0, earlier)
-                needed = needed - found | earlier.needs().keys()
+                needed = needed - provided | earlier.needs().keys()
         takes = arguments_of(find_target(chosen.field, chosen.attn, cfg.allow_targets)).types
         drops = "dropout" in takes and chosen.attn.get("dropout", cfg.model.dropout) > 0
         yield Stack(members, chosen.field.partition(".")[0], drops)
@@ -168,13 +167,13 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     dtypes -= {torch.get_default_dtype()}
     if dtypes:
         listed = ", ".join(sorted(map(str, dtypes)))
-        raise stack.fail(f"builds weights of {listed}; build real ones of torch's default dtype")
+        raise stack.fail(f"has weights of {listed}; give it real ones of torch's default dtype")
     modules = nn.ModuleList(stack.layers).to(dtype)
     pair = stack.draw_x(dtype)
     T = pair.shape[1]
     cuts = [*range(1, T)] if last.d_in <= 2 * WIDTH else [cut for cut in SOME_CUTS if cut < T]
     x = pair[:1].repeat(len(cuts) + 1, 1, 1)
-    changed = x.clone()  # row 0 as it was, each other from a cut of its own on
+    changed = x.clone()  # row 0 stays; each other row changes from its own cut on
     for row, cut in enumerate(cuts, 1):
         changed[row, cut:] = SCALES[row % 3] * torch.randn(T - cut, last.d_in, dtype=dtype)
 
@@ -187,7 +186,7 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
 
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
-            raise stack.fail(f"gives NaN or infinity {mode}; look for a row without keys")
+            raise stack.fail(f"returns NaN or infinity {mode}; look for a query without keys")
         with torch.no_grad():
             among = run(stack, changed)
             drew = not torch.equal(torch.get_rng_state(), torch.manual_seed(0).get_state())
@@ -198,13 +197,14 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             moved = differ(among, run(stack, x) if drops else y[:1], near)
         if any(differ(one, y, near).any() for one in again):
             raise stack.fail(
-                f"gives another output for the same x {mode}: it keeps state between batches, or "
-                "is random without self.training and torch's seed; keep state in the cache alone"
+                f"gives different outputs for the same x {mode}: it keeps state between batches, "
+                "or its randomness ignores self.training or torch's seed; keep state only in the "
+                "cache"
             )
         if moved[0].any() or differ(alone, y, near).any():
             raise stack.fail(
-                "gives different outputs when processed without the other rows of a batch, or with "
-                "others; let each output depend on its own row alone"
+                "mixes the rows of a batch: a row's outputs change with the other rows; let each "
+                "output depend only on its own row"
             )
         leaks = moved & (torch.arange(T) < torch.tensor([0, *cuts])[:, None])
         leaks &= among.isfinite().all(2).all(1, keepdim=True)  # large tokens may overflow
@@ -219,7 +219,7 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
         if training:
             notes += check_gradients(stack, pair, seen.tolerance)
             if stack.drops and not drops:
-                notes.append(f"{stack.field}: {stack.title} takes dropout, and ignores it")
+                notes.append(f"{stack.field}: {stack.title} takes dropout but ignores it")
         else:
             check_prefixes(stack, pair, y, near)
     return notes
@@ -231,16 +231,16 @@ def differ(a: Tensor, b: Tensor, near: float) -> Tensor:
 
 
 def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
-    """Check that all gradients are finite and right; return a note on parameters without one.
+    """Check that all gradients are finite and correct; return a note on parameters without one.
 
-    Right is what finite differences along a random direction say, where outputs of this `tolerance`
-    are exact enough and no module declares `stops_gradient`.
+    They are compared with finite differences along a random direction, if this `tolerance` is small
+    enough for that and no module declares `stops_gradient`.
     """
     leaves = list_leaves(stack, x)
     grads = differentiate(stack, leaves)
     for name, gradient in grads.items():
         if not gradient.isfinite().all():
-            raise stack.fail(f"has a gradient that is not finite, of {name}")
+            raise stack.fail(f"has a gradient of {name} that is not finite")
     near = tolerance**0.5 * float(nn.utils.get_total_norm(grads.values()))
     along = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
 
@@ -248,19 +248,19 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
     def is_wrong(names: Collection[str], step: float) -> bool:
         slope = sum(float((grads[name] * along[name]).sum()) for name in names)
         values = []
-        for distance in (step, -2 * step, step):  # the last leads back
+        for distance in (step, -2 * step, step):  # the last one leads back
             for name in names:
                 leaves[name].add_(along[name], alpha=distance)
             values.append(float(measure(stack, leaves)))
         return abs((values[0] - values[1]) / (2 * step) - slope) > near
 
     exact = tolerance <= TOLERANCE[torch.float32] and not stack.stops_gradient
-    # A kink may lie between those of one step.
+    # A kink may lie between the points of one step.
     if exact and all(is_wrong(leaves, step) for step in (tolerance, tolerance / 10)):
         wrong = ", ".join(name for name in leaves if is_wrong([name], tolerance)) or "all together"
         raise stack.fail(
-            f"has another gradient than finite differences, of {wrong}; correct its backward or "
-            "detach(), or declare stops_gradient = True if it is so on purpose"
+            f"has a gradient of {wrong} that differs from finite differences; correct its backward "
+            "or detach(), or declare stops_gradient = True if this is intended"
         )
     idle = [name for name in leaves if name not in ("x", OUTPUT) and not grads[name].any()]
     return [f"{stack.field}: {stack.title} does not use its {', '.join(idle)}"] if idle else []
@@ -291,18 +291,18 @@ def differentiate(stack: Stack, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
     try:
         loss.backward()
     except RuntimeError as error:
-        said = f"cannot be trained: backward raises {type(error).__name__}: {error}"
-        raise stack.fail(said) from error
-    found = {name: leaf.grad for name, leaf in leaves.items()}
-    return {k: torch.zeros_like(leaves[k]) if g is None else g for k, g in found.items()}
+        message = f"cannot be trained: backward raises {type(error).__name__}: {error}"
+        raise stack.fail(message) from error
+    grads = {name: leaf.grad for name, leaf in leaves.items()}
+    return {k: torch.zeros_like(leaves[k]) if g is None else g for k, g in grads.items()}
 
 
 def check_device(cfg: TrainConfig) -> None:
     """Check that each kind of layer computes on the run's device what it does on a CPU in float32.
 
-    Compared are outputs and gradients of the same weights, in the run's precision and backend, at
-    the model's width, because kernels differ by the size of a head, and in evaluation mode, because
-    devices draw other masks. Raises a BrokenLayer, or ForeignError for an error in the user's file.
+    It compares outputs and gradients of the same weights in the run's precision and backend: at the
+    model's width, because kernels depend on the head size, and in evaluation mode, because devices
+    draw different masks. Raises a BrokenLayer, or ForeignError for an error in the user's file.
     """
     device, precision = resolve_device(cfg.trainer.accelerator), cfg.trainer.precision
     dtype, mixed = DTYPES[precision], precision.endswith("-mixed")
@@ -319,25 +319,25 @@ def check_device(cfg: TrainConfig) -> None:
             # The device first, so that both compute with weights and x of its precision.
             for place, kind in ((device, stored), (torch.device("cpu"), torch.float32)):
                 modules.to(place, kind)
-                for given in (leaves["x"], leaves[OUTPUT]):
-                    given.data = given.data.to(place, kind)
+                for leaf in (leaves["x"], leaves[OUTPUT]):
+                    leaf.data = leaf.data.to(place, kind)
                 with torch.autocast(place.type, dtype, enabled=mixed and not results):
                     results.append(differentiate(stack, leaves))
-            found, expected = results
-            # Where terms cancel, as in the gradient of a key's bias, rounding is all there is.
+            actual, expected = results
+            # Where terms cancel, as in the gradient of a key's bias, rounding is all that is left.
             least = 0.1 * max(map(rms, expected.values()))
-            far = {
-                name: rms(found[name].to(one) - one) / max(rms(one), least)
+            errors = {
+                name: rms(actual[name].to(one) - one) / max(rms(one), least)
                 for name, one in expected.items()
             }
-            name = max(far, key=far.__getitem__)
+            name = max(errors, key=errors.__getitem__)
             limit = max(TOLERANCE[dtype], 1e-3)  # as the CPU is in float32
-            if far[name] > (FLIPS if stack.stops_gradient else limit):
+            if errors[name] > (FLIPS if stack.stops_gradient else limit):
                 what = name if name == OUTPUT else f"the gradient of {name}"
                 raise stack.fail(
-                    f"computes otherwise on {device.type} in {precision} than on a CPU in float32: "
-                    f"{what} differs by {far[name]:.2g} of its norm, beyond rounding; choose "
-                    "another backend or trainer.precision"
+                    f"gives other results on {device.type} in {precision} than on a CPU in "
+                    f"float32: {what} differs by {errors[name]:.2g} of its norm, beyond rounding; "
+                    "choose another backend or trainer.precision"
                 )
 
 
@@ -348,24 +348,23 @@ def rms(x: Tensor) -> float:
 
 @torch.no_grad()
 def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
-    """Check in evaluation mode that prefixes, and chunks through the cache, give the same y."""
+    """Check in evaluation mode that prefixes, and chunks through the cache, give this y."""
     T = x.shape[1]
     for tokens in (1, (T + 1) // 2):
         if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
             raise stack.fail(
-                f"is not causal: the output changes with the text's length: the first {tokens} "
-                f"of {T} tokens give other outputs, or NaN, alone"
+                f"is not causal: the output changes with the text's length (alone, the first "
+                f"{tokens} of {T} tokens give other outputs, or NaN); don't use T in a scale"
             )
-    singly = [1] * min(5, T)  # then the rest but two at once, where there are so many
+    singly = [1] * min(5, T)  # then all but two at once, if there are enough
     middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
     for chunks in ([*singly, *middle], [(T + 1) // 2, T // 2]):
         wrong = differ(run(stack, x, chunks), y, near).any(0)
         if wrong.any():
             raise stack.fail(
-                "is not the same with its cache: decoding through the cache differs from one "
-                f"full pass at output {int(wrong.nonzero()[0])} (chunks of "
-                f"{','.join(map(str, chunks))} tokens); write every token's entries, and read "
-                "those of all before it"
+                f"decodes wrongly: through the cache, output {int(wrong.nonzero()[0])} differs "
+                f"from one full pass (chunks of {','.join(map(str, chunks))} tokens); write every "
+                "token's entries, and read those of all earlier tokens"
             )
 
 
@@ -380,10 +379,10 @@ def run(
 ) -> Tensor:
     """Return the last layer's y [B, T, d_out], from the random state of this seed.
 
-    Each layer reads the stream to which the ones before it have added. `chunks`: through caches,
-    with so many tokens at a time. `documents`: of rows that hold several. `losses`
-    gets the layers' own. Raises a ConfigError, a ForeignError for an error in a layer that is not
-    ours, and any other as it was raised.
+    Each layer reads the residual stream, to which the layers before it have added. `chunks`: run
+    through caches, this many tokens at a time. `documents`: of rows that hold several. `losses`
+    collects the layers' own losses. Raises ConfigError for a wrong y, ForeignError for an error in
+    a layer that is not ours, and other errors as they are.
     """
     torch.manual_seed(seed)
     caches = [layer.new_cache(len(x), x.shape[1]) if chunks else None for layer in stack.layers]
@@ -407,12 +406,12 @@ def _call(stack: Stack, layer: Attention, x: Tensor, cache: Cache | None, shared
     except Exception as error:
         raise_foreign(error, layer, x)
         raise
-    wanted = [*x.shape[:2], layer.d_out]
+    shape = [*x.shape[:2], layer.d_out]
     same_type = torch.is_autocast_enabled(x.device.type) or getattr(y, "dtype", None) == x.dtype
-    if not isinstance(y, Tensor) or list(y.shape) != wanted or not same_type:
+    if not isinstance(y, Tensor) or list(y.shape) != shape or not same_type:
         what = f"{list(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
-        said = f"{layer.title} returns {what} for x {list(x.shape)} of {x.dtype}"
-        raise ConfigError(stack.field, f"{said}; return a tensor {wanted} of x's own dtype")
+        result = f"{layer.title} returns {what} for x {list(x.shape)} of {x.dtype}"
+        raise ConfigError(stack.field, f"{result}; return a tensor {shape} of x's dtype")
     return y
 
 
@@ -427,7 +426,7 @@ def raise_foreign(error: Exception, layer: Attention, x: Tensor) -> None:
         return
     if isinstance(layer, SoftmaxAttention):
         shapes = [list(one.shape) for one in layer.project(x)]
-        what += f"; its project() returns {', '.join(map(str, shapes))}, which must be "
-        what += "[B, H, T, D] of queries, [B, G, T, D] of keys and of values"
+        what += f"; its project() returns {', '.join(map(str, shapes))}; return queries "
+        what += "[B, H, T, D], keys [B, G, T, D] and values [B, G, T, D]"
     file = inspect.getsourcefile(type(kind)) or type(kind).__module__
     raise ForeignError(os.path.relpath(file), f"{layer.title} fails on {given}: {what}") from error

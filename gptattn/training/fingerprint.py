@@ -1,8 +1,8 @@
-"""Fingerprints: a few numbers that say whether today's code trains a model as it did before.
+"""Fingerprints: a few numbers that show whether today's code trains a model as it did before.
 
-A shipped result was made by code that has changed since. It still stands if the change was not one
-of the mathematics, and that is what a fingerprint shows: the losses of the result's own settings
-over a few steps, in float64.
+The code has changed since it made the shipped results. They still hold if the mathematics has not
+changed, and a fingerprint shows that: the losses over a few steps with the result's own settings,
+in float64.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from gptattn.settings.config import CONF
 TOLERANCE = 1e-8  # relative; instruction sets move these numbers by 1e-12 at most
 VOCABULARY, TRAINED, HELD_OUT = 256, 8_192, 512 + 101  # a whole batch, and a short window
 NARROW = ("model.d_model=32", "match=none", "batch_size=2", "trainer.precision=64-true")
-# Of the layers' matrices, those drawn so small are multiplied: scores near 0 would hide most of
-# what acts on them.
+# Layer matrices with a standard deviation below SMALL are multiplied by GAIN: scores near 0 would
+# hide most of what acts on them.
 SMALL, GAIN = 0.05, 8.0
-# The parts of the budget after which a step is taken: in the warm-up, at the peak, in the decay.
+# The shares of the budget at which to take a step: in the warm-up, at the peak, in the decay.
 PROGRESS = (0.02, 0.3, 0.9)
 # The state of the source, and fingerprints by overrides.
 CacheFile = tuple[str, dict[str, list[float]]]
@@ -42,17 +42,17 @@ CacheFile = tuple[str, dict[str, list[float]]]
 def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
     """Return the losses in nats of a training step at each of PROGRESS, and of a validation.
 
-    The FLOPs per token and the parameters of the model follow.
+    The model's FLOPs per token and its parameters follow.
 
     `overrides` are those of the result. Everything in its settings counts (layers, heads, context,
     initial weights, loss, optimizer, schedule, order of the windows), except that the model is
-    narrow, without `match`, the batch small, and the text made of synthetic tokens. It runs in
-    float64 and on one thread, so that numbers of other machines agree within TOLERANCE.
+    narrow and has no `match`, the batch is small, and the text is synthetic tokens. It runs in
+    float64 on one thread, so that numbers from other machines agree within TOLERANCE.
 
-    What it does not see: bytes of caches and of texts; what only lower precisions, other devices,
-    `compile` or a cache do; what depends on the width or on more tokens than the context; windows
-    of later steps than the third; how texts are read and tokenized; documents kept apart,
-    accumulation, dropout of a result that has none. Raises ConfigError, as `settings` does.
+    It misses: bytes of caches and of texts; what happens only in lower precisions, on other
+    devices, with `compile` or with a cache; what depends on the width or on more tokens than the
+    context; windows after the third step; how texts are read and tokenized; documents kept apart,
+    accumulation, and dropout of a result without it. Raises ConfigError, as `settings` does.
     """
     # Lightning takes seconds to import, and most of this package's commands do not need it.
     import lightning.pytorch as L
@@ -118,25 +118,25 @@ def agrees(known: Sequence[float], found: Sequence[float]) -> bool:
 
 
 class FingerprintCache:
-    """Computes each fingerprint once for a state of the source, and keeps them in one file."""
+    """Computes each fingerprint once per state of the source, and saves them in one file."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._state = file, _hash_installation()
-        state, known = read_json(file, CacheFile) or ("", {})
-        self._known = known if state == self._state else {}
+        state, fingerprints = read_json(file, CacheFile) or ("", {})
+        self._fingerprints = fingerprints if state == self._state else {}
 
     def compute(self, overrides: Sequence[str], name: str) -> list[float]:
-        """Return the fingerprint of this name. Raises DiskError if it cannot be kept."""
+        """Return the fingerprint of this name. Raises DiskError if it cannot be saved."""
         key = " ".join(overrides)
-        if key not in self._known:
+        if key not in self._fingerprints:
             print(f"once for this code: three training steps of {name}", file=sys.stderr)
-            self._known[key] = compute_fingerprint(overrides)
-            write_json(self._file, (self._state, self._known))
-        return self._known[key]
+            self._fingerprints[key] = compute_fingerprint(overrides)
+            write_json(self._file, (self._state, self._fingerprints))
+        return self._fingerprints[key]
 
 
 def _hash_installation() -> str:
-    """Return a hash of this package's modules and settings, to the byte, and of what runs them."""
+    """Return a hash of this package's files, to the byte, and of the libraries' versions."""
     libraries = " ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "lightning"))
     digest = hashlib.sha256(libraries.encode())
     for folder, kind in ((Path(__file__).parents[1], "py"), (CONF, "yaml")):

@@ -33,17 +33,17 @@ class LanguageModel(L.LightningModule):
     """Trains a GPT on batches: ids, targets and, where they are kept apart, documents, [B, T] each.
 
     `schedule(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
-    (counted from 1), so budgets in steps and in seconds follow the same curve. Of a task, some
-    targets are IGNORED, and the accuracy on the others is logged. `matrices` updates the layers'
-    matrices in place of AdamW, if given. `on_made` gets the seconds that each step's batch took.
-    `longer`, which shares the model's weights, reads rows beyond the trained length in validation.
+    (counted from 1), so budgets in steps and in seconds follow the same curve. On a task, some
+    targets are IGNORED, and the accuracy on the others is logged. `matrices`, if given, updates the
+    layers' matrices in place of AdamW. `on_made` gets the seconds that each step's batch took.
+    `longer` shares the model's weights and reads rows beyond the trained length in validation.
 
     Raises NumericError if a loss or gradient is not finite: on a CPU before the update; on a GPU
     when `MetricRows` writes the step's row, since the host does not wait for it.
 
-    Several processes each get their rows of every batch, and agree on gradients and losses: a step
-    is that of one process with all rows, but for the order of sums and the masks of dropout, which
-    a process draws from (seed, step, its rank).
+    With several processes, each gets its rows of every batch, and all agree on gradients and
+    losses. A step equals that of one process with all rows, except for the order of sums and the
+    dropout masks, which a process draws from (seed, step, rank).
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class LanguageModel(L.LightningModule):
         self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
         self.val_bytes, self.matrices, self.seed = data.val_bytes, matrices, cfg.seed
         self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
-        # Of the newest step, and this process; means over its micro-batches.
+        # Of this process's newest step: means over its micro-batches.
         self.losses: dict[str, Tensor] = {}
         self.grad_norm = torch.tensor(0.0)
         self.val_metrics: dict[str, float] = {}
         self._trained_length, lengths = cfg.model.context_length, cfg.validation.lengths
-        self._longer = (longer or model,)  # as a submodule it would be saved, and trained
+        self._longer = (longer or model,)  # in a tuple: a submodule would be saved and trained
         self._lengths = [n for n in lengths if n <= self._longer[0].context_length]
         self._trained = list(model.parameters())
         self._scored = 0  # targets of the newest batch of a task
         self._step_targets: dict[int, int] = {}  # of all processes' micro-batches, by step
 
     def train_dataloader(self) -> Iterable[Batch]:
-        # A torch DataLoader would draw from the global generator, and move the masks of dropout.
+        # A torch DataLoader would draw from the global generator and change the dropout masks.
         # global_step counts the steps taken, so a resumed run starts with its next step's batch.
         trainer, cfg = self.trainer, self.cfg
         rows = rows_of(cfg.batch_size, cfg.accumulate, trainer.global_rank, trainer.world_size)
@@ -84,7 +84,7 @@ class LanguageModel(L.LightningModule):
             # Each process makes the whole batch, in milliseconds, and trains on its rows.
             whole = self.data.training_batch(cfg.seed, step, *sizes)
             if self.val_bytes is None:
-                self._step_targets.pop(step - 2, None)  # the step before may still go on
+                self._step_targets.pop(step - 2, None)  # the step before may still be running
                 self._step_targets[step] = int((whole[1] != IGNORED).sum())
             return whole if trainer.world_size == 1 else tuple(part[rows] for part in whole)
 
@@ -97,7 +97,7 @@ class LanguageModel(L.LightningModule):
         return Batches([*chain(own, *more)]) if more else own
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Let a GPU copy from pinned memory, for which the host does not wait."""
+        """Pin the batch's memory, so that the host need not wait for a GPU to copy it."""
         if self.val_bytes is None:
             self._scored = int((batch[1] != IGNORED).sum())
         on_gpu = self.device.type == "cuda"
@@ -120,8 +120,8 @@ class LanguageModel(L.LightningModule):
             "betas": (self.optim.beta1, self.optim.beta2),
             "eps": self.optim.eps,
             "weight_decay": self.optim.weight_decay,
-            # For float16, Lightning leaves it to a fused optimizer to unscale the gradients, which
-            # is after clipping; for a plain one it unscales them before.
+            # In float16, a fused optimizer would unscale the gradients itself, after clipping; for
+            # a plain one Lightning unscales them before.
             "fused": not self.scaled_loss,
         }
         if self.matrices is None:
@@ -129,7 +129,7 @@ class LanguageModel(L.LightningModule):
         return CombinedAdamW(groups, self.matrices, **settings)
 
     def on_fit_start(self) -> None:
-        """Compile on a GPU what lies between the head's products; a CPU does not run it."""
+        """On a GPU, compile what lies between the head's products; a CPU does not run it."""
         if self.cfg.compile and self.device.type == "cuda":
             self.model.to_gradient = torch.compile(logits_to_gradient, fullgraph=True)
 
@@ -153,7 +153,7 @@ class LanguageModel(L.LightningModule):
         """Return a micro-batch's share of the step's loss, the mean over all targets of the step.
 
         Lightning divides it by the number of micro-batches. The layers' own losses are added: each
-        trains weights of its layer alone.
+        trains only weights of its layer.
         """
         own: dict[str, list[Tensor]] = {}
         scored = self._scored if self.val_bytes is None else None
@@ -180,7 +180,7 @@ class LanguageModel(L.LightningModule):
             self.losses[name] = self.losses.get(name, 0.0) + loss.detach() / self.accumulate
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Log a metric, which `MetricRows` passes to the loggers, in place of Lightning."""
+        """Log a metric; `MetricRows`, not Lightning, passes it to the loggers."""
         super().log(name, value, *args, **options | {"logger": False})
 
     def configure_gradient_clipping(
@@ -189,21 +189,21 @@ class LanguageModel(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the gradients to a norm of `optim.grad_clip`, all together."""
+        """Clip all gradients together to a norm of `optim.grad_clip`."""
         self.grad_norm = nn.utils.get_total_norm(
             [p.grad for p in self._trained if p.grad is not None]
         )
         late = runs_ahead(self.device)
         if not late:
             self.check_finite(self.global_step + 1, self.losses[TRAIN_LOSS], self.grad_norm)
-        # Multiplying takes time even if nothing is clipped; a GPU's host does not wait to know.
+        # Multiplying takes time even if nothing is clipped; a GPU's host does not wait to find out.
         if late or self.grad_norm > self.optim.grad_clip:
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
     def check_finite(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
         """Raise NumericError if a step's loss or gradient is not finite."""
         values = {TRAIN_LOSS: loss}
-        if not self.scaled_loss:  # whose scaler skips a step with such a gradient
+        if not self.scaled_loss:  # with it, Lightning's scaler skips a step with such a gradient
             values["train/grad_norm"] = grad_norm
         for name, value in values.items():
             if not torch.isfinite(value):
@@ -214,7 +214,7 @@ class LanguageModel(L.LightningModule):
                 )
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Do nothing: Lightning calls it after the forward pass, which would need the memory."""
+        """Do nothing: Lightning calls it after the forward pass, which needs the memory sooner."""
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
@@ -229,7 +229,7 @@ class LanguageModel(L.LightningModule):
         zeros = torch.zeros(2, dtype=torch.float64, device=self.device)
         self._val_hits = dict.fromkeys(names, zeros)  # of a task: how many are right, and scored
         if self._longer[0] is not self.model:
-            self._longer[0].to(self.model.head.weight)  # what is not among the weights
+            self._longer[0].to(self.model.head.weight)  # moves what is not a weight
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Add the losses of this process's rows."""
@@ -241,7 +241,7 @@ class LanguageModel(L.LightningModule):
         length, of_task = ids.shape[1], self.val_bytes is None
         model = self.model if length <= self._trained_length else self._longer[0]
         whole = (self.cfg.batch_size // self.accumulate // size, self._trained_length)
-        eager = self.cfg.compile is True and ids.shape != whole  # or it would compile them again
+        eager = self.cfg.compile is True and ids.shape != whole  # else blocks compile once more
         with torch.compiler.set_stance("force_eager") if eager else nullcontext():
             hidden = model.hidden(ids, None, more[0] if more and not of_task else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
@@ -252,7 +252,7 @@ class LanguageModel(L.LightningModule):
             if length != self._trained_length:
                 return
         loss = linear_cross_entropy(hidden, head, targets, chunk, self.model.to_gradient)
-        self._val_nats = self._val_nats + loss.double() * targets.numel()  # not read per batch
+        self._val_nats = self._val_nats + loss.double() * targets.numel()  # stays on the device
         self._val_tokens += targets.numel()
 
     def _count(self, hits: Tensor, length: int, labels: Tensor | None = None) -> None:
@@ -289,8 +289,8 @@ class LanguageModel(L.LightningModule):
         self.log_dict(self.val_metrics)  # for other callbacks; in float32
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # AdamW's fused step walks over the memory of a parameter and its averages in one order, and
-        # a file does not keep that of a parameter which is not contiguous.
+        # AdamW's fused step reads the memory of a parameter and its averages in one order, which a
+        # file does not keep for a parameter that is not contiguous.
         groups = self.configure_optimizers().param_groups  # the trainer has no optimizer yet
         ordered = [p for group in groups for p in group["params"]]
         for states in checkpoint["optimizer_states"]:

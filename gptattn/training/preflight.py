@@ -57,7 +57,7 @@ class PreparedRun:
     data: RunData
     cost: Cost
     budget: Budget
-    bytes_on_disk: int  # the most that its folder will hold at a time
+    bytes_on_disk: int  # the most that its folder will ever hold
     source: Path | None  # the checkpoint that it resumes from
     state: RunState  # what it has done so far, which its callbacks update
     matrices: MatrixRule | None  # of `optim.matrices`
@@ -75,9 +75,9 @@ def preflight(
 ) -> PreparedRun:
     """Check the run that these settings describe, and return it ready to start.
 
-    `resumes`: the folder of one that goes on. If that has a checkpoint, init_from is not read.
-    `plans`: the run starts later, elsewhere: its model has shapes alone, which takes no time.
-    Raises a UserError if the device, the model, the data, the match or the weights do not allow it.
+    `resumes`: the folder of a run to resume; if it has a checkpoint, init_from is not read.
+    `plans`: the run will start elsewhere, so its model gets only shapes, which takes no time.
+    Raises a UserError if the device, model, data, match or weights do not allow the run.
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
@@ -87,17 +87,17 @@ def preflight(
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError("trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true")
     if cfg.compile is True and (lacking := missing_compiler(device)) is not None:
-        raise ConfigError("compile", f"needs a {lacking} compiler; install one, or give false")
+        raise ConfigError("compile", f"needs a {lacking} compiler; install one, or use false")
     matrices = build_matrix_rule(cfg)
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
     cfg, notes = resolve_backends(cfg, device)
-    # With torch 2.11, a block that is cut has other gradients.
+    # With torch 2.11, breaking a block's graph changes its gradients.
     cuts_badly = torch.__version__ < "2.13" and uses(cfg, "fla")
     if cfg.compile is True and cuts_badly:
-        raise ConfigError("compile", "needs torch 2.13 for layers with backend=fla; give false")
-    # The data comes after the model, since it takes longest and writes tokens to the cache; before
-    # it where the vocabulary is the text's own.
+        raise ConfigError("compile", "needs torch 2.13 for layers with backend=fla; use false")
+    # The data comes after the model, since it takes longest and writes tokens to the cache, unless
+    # the vocabulary comes from the text.
     tokenizer = build_tokenizer(cfg)
     data = None if tokenizer.vocab_size else build_data(cfg, tokenizer)
     if cfg.match != "none":
@@ -105,17 +105,17 @@ def preflight(
     model = make_model(cfg, tokenizer.vocab_size, device, plans)
     source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
     data = data or build_data(cfg, tokenizer)
-    asked = cfg.validation.lengths
-    lengths = sorted({*asked, cfg.model.context_length}) if asked else []
+    requested = cfg.validation.lengths
+    lengths = sorted({*requested, cfg.model.context_length}) if requested else []
     validation = replace(cfg.validation, tokens=data.val_limit, lengths=lengths)
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings(), validation=validation)
-    made = None, ""
+    weights_origin = None, ""
     if cfg.init_from is not None and source is None:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*no-op", UserWarning)  # of a copy without values
+            warnings.filterwarnings("ignore", ".*no-op", UserWarning)  # copying without values
             origin = read_origin(cfg)  # builds a model, with random weights at first
             begin_from(origin, model, cfg)
-        made = origin.digest, origin.made_by
+        weights_origin = origin.digest, origin.made_by
     longer = model if plans else lengthen(cfg, model, notes)
 
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
@@ -142,15 +142,15 @@ def preflight(
         matrices=matrices,
         callbacks=callbacks,
         notes=[*notes, *(f"{name}: {installed}" for name, installed in kernels.items())],
-        provenance=Provenance(data.text_hash, device.type, code | kernels, *made),
+        provenance=Provenance(data.text_hash, device.type, code | kernels, *weights_origin),
     )
 
 
 def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConfig:
-    """Return the settings with numbers in place of `auto`: the processes that torchrun or srun has
-    started, else one for each GPU that is there, or one on a CPU.
+    """Return the settings with numbers in place of `auto`.
 
-    Raises ConfigError for another number than has been started, or more than there are GPUs.
+    These are the processes that torchrun or srun started; without them, one per GPU, or one on a
+    CPU. Raises ConfigError for a number other than was started, or for more than there are GPUs.
     """
     gpus = torch.cuda.device_count() if device.type == "cuda" else None
     started = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
@@ -158,25 +158,25 @@ def count_processes(trainer: TrainerConfig, device: torch.device) -> TrainerConf
     if trainer.devices == "auto":
         trainer = replace(trainer, devices=int(started or gpus or 1))
     if nodes == 1 and trainer.num_nodes not in (1, "auto"):  # it would wait for the others
-        raise ConfigError("trainer.num_nodes", "needs torchrun or srun; start the run with one")
+        raise ConfigError("trainer.num_nodes", "needs torchrun or srun; start the run with either")
     if "TORCHELASTIC_RUN_ID" in os.environ and trainer.devices != int(started or 1):
         has = f"is {trainer.devices}, but torchrun has started {started}"
-        raise ConfigError("trainer.devices", f"{has}; give trainer=ddp, or {started}")
+        raise ConfigError("trainer.devices", f"{has}; use trainer=ddp, or give {started}")
     if gpus is not None and int(trainer.devices) > gpus:
-        needed = f"{trainer.devices} processes need as many GPUs, and there are {gpus} here"
-        raise ConfigError("trainer.devices", needed)
+        message = f"{trainer.devices} processes need as many GPUs; give at most {gpus}"
+        raise ConfigError("trainer.devices", message)
     return replace(trainer, num_nodes=int(nodes)) if trainer.num_nodes == "auto" else trainer
 
 
 def check_trackers(cfg: TrainConfig) -> None:
-    """Raise ConfigError for a tracker whose library is missing, or that cannot be called so."""
+    """Raise ConfigError for a tracker whose library is missing or whose arguments are wrong."""
     for name, spec in cfg.logger.items():
-        if spec:  # TensorBoard has none of its own where its settings are empty
+        if spec:  # empty settings are TensorBoard's
             field = f"logger.{name}"
             library = find_target(field, spec, cfg.allow_targets).__module__.rpartition(".")[2]
             if library in ("wandb", "mlflow") and find_spec(library) is None:
-                needed = f"{name} needs {library}; pip install 'gptattn[{library}]'"
-                raise ConfigError("logger", needed)
+                message = f"{name} needs {library}; pip install 'gptattn[{library}]'"
+                raise ConfigError("logger", message)
             bind(field, spec, {}, cfg.allow_targets)
 
 
@@ -188,17 +188,17 @@ def build_callbacks(cfg: TrainConfig) -> "list[Callback]":
     from lightning.pytorch.callbacks import Checkpoint
 
     named = {f"trainer.callbacks.{name}": one for name, one in cfg.trainer.callbacks.items()}
-    made = {n: construct(n, one, {}, cfg.allow_targets, Callback) for n, one in named.items()}
-    for name, one in made.items():
+    callbacks = {n: construct(n, one, {}, cfg.allow_targets, Callback) for n, one in named.items()}
+    for name, one in callbacks.items():
         if isinstance(one, Checkpoint):
-            raise ConfigError(name, "keeps checkpoints, as every run does already; leave it out")
-    return [*made.values()]
+            raise ConfigError(name, "saves checkpoints, which every run does anyway; leave it out")
+    return [*callbacks.values()]
 
 
 def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: bool) -> GPT:
-    """Build the model on the CPU with the random weights of this seed; to plan, its shapes alone.
+    """Build the model on the CPU with this seed's random weights; with `plans`, only its shapes.
 
-    Raises ConfigError if it cannot be built, or be trained in the memory of the device.
+    Raises ConfigError if it cannot be built, or does not fit in the device's memory for training.
     """
     available = math.inf
     if device.type == "cuda":
@@ -212,23 +212,24 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
         shapes = build_model(cfg, vocab_size)
     # Weights, gradients, AdamW's averages.
     if 16 * sum(parameter.numel() for parameter in shapes.parameters()) > available:
-        needed = f"needs more than the {available / 1e9:,.0f} GB there are; use a smaller model"
-        raise ConfigError("model", needed)
+        message = f"needs more than the {available / 1e9:,.0f} GB available; use a smaller one"
+        raise ConfigError("model", message)
     seed_everything(cfg.seed)
     return shapes if plans else build_model(cfg, vocab_size)
 
 
 def lengthen(cfg: TrainConfig, model: GPT, notes: list[str]) -> GPT:
-    """Return what reads rows of all of `validation.lengths`; add lines on these to the notes.
+    """Return a model that reads rows of all `validation.lengths`; add notes about these.
 
-    It is the given model if none is longer than in training, or if its weights are bound to that.
+    It is the given model if no length exceeds the trained one, or if its weights allow no other.
     """
     trained, lengths = cfg.model.context_length, cfg.validation.lengths
     try:
         longer = build_longer(use_plain_kernels(cfg), model, max(lengths, default=0))
     except ConfigError as error:
         longer, why = model, error.message.partition(";")[0]
-        notes.append(f"validation.lengths: asks up to {trained} alone: {why}")
+        notes.append(f"validation.lengths: measured only up to {trained}: {why}")
     if more := sum(n for n in {*lengths} - {trained} if n <= longer.context_length):
-        notes.append(f"validation.lengths: {1 + more / trained:.3g} times the tokens of {trained}")
+        factor = f"{1 + more / trained:.3g} times the tokens of {trained} alone"
+        notes.append(f"validation.lengths: a validation reads {factor}")
     return longer

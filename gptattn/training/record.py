@@ -1,4 +1,4 @@
-"""A run's record: metrics.jsonl, the source of truth, and its view in TensorBoard and others."""
+"""A run's record: metrics.jsonl, the source of truth, and what TensorBoard and others show."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from gptattn.runs.metrics import ACCURACY, FIRST_COLUMNS, LOSS, MEMORY, SPEED, T
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 
-# The charts of the Custom Scalars tab, which merges equal ones of several runs.
+# The charts of the Custom Scalars tab, which merges those that several runs share.
 CHARTS = (LOSS, SPEED, "train/lr", TRAIN_LOSS)
 
 
@@ -88,7 +88,7 @@ class RunTensorBoard(TensorBoardLogger):
 
     def declare(self, hyperparameters: Mapping[str, Any]) -> None:
         """Lay out the charts, and declare the run as a row of the HParams tab."""
-        # Until a report knows which settings vary.
+        # These serve until a report knows which settings vary.
         metrics = [*[ACCURACY] * self._of_task, LOSS, SPEED, TRAIN_LOSS, MEMORY]
         columns = declare_columns((*FIRST_COLUMNS, "lr", "seed"), metrics)
         write_events(self._folder, [(columns, 0)])
@@ -104,8 +104,8 @@ class RunTensorBoard(TensorBoardLogger):
         """Show a text as it is: Markdown keeps lines indented by four spaces."""
         lines = ("    " + line for line in text.splitlines())
         # An invisible word joiner after each < keeps HTML tags from opening.
-        shown = re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
-        self.experiment.add_text(tag, shown, step)
+        markdown = re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
+        self.experiment.add_text(tag, markdown, step)
 
     def save(self) -> None:
         """Flush the events; Lightning's own would add an hparams.yaml."""
@@ -123,7 +123,7 @@ def open_trackers(
 ) -> list[Logger]:
     """Return the loggers that the settings name besides TensorBoard, which is always on.
 
-    `step`: after which the run resumes. Raises ConfigError for one that cannot be opened.
+    `step`: the one after which the run resumes. Raises ConfigError if one cannot be opened.
     """
     loggers = []
     names = {
@@ -138,8 +138,8 @@ def open_trackers(
         if not spec:
             continue  # TensorBoard
         try:
-            own = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
-            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets, Logger)
+            filled = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
+            logger = construct(f"logger.{name}", filled, {}, cfg.allow_targets, Logger)
             logger.log_hyperparams(dict(hyperparameters))
         except UserError:
             raise

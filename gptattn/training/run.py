@@ -1,6 +1,6 @@
 """One run, from checked settings to summary.json. It reads from top to bottom.
 
-Lightning is imported where it is used: it takes seconds, which a mistake should not wait for.
+Lightning is imported where it is used: it takes seconds, and a mistake should not wait for that.
 """
 
 import atexit
@@ -58,9 +58,9 @@ def train(
     """Train a run, or with `resume` continue the one in `folder`, and return its summary.
 
     `cfg` must have passed `settings.config.check`. `folder` None: a new one in outputs/, named
-    after the `overrides`. `console` None shows no progress. Of several processes, the first writes
-    the record and the output. Raises a UserError for a user's mistake, and Stopped if a signal
-    asked the run to end.
+    after the `overrides`. `console` None shows no progress. With several processes, the first
+    writes the record and the output. Raises a UserError for a user's mistake, and Stopped if a
+    signal stopped the run.
     """
     if (cfg.trainer.devices, cfg.trainer.num_nodes) == (1, 1):
         forget_launchers()
@@ -94,9 +94,9 @@ def train(
             return _train(ready, run_folder, console)
         if not resume:
             check_room(run_folder.path, ready.bytes_on_disk)
-            until_the_end.enter_context(run_folder.lock())  # from now on its absence is an error
+            until_the_end.enter_context(run_folder.lock())  # from here on it must not disappear
         _claim(run_folder, ready, resume)
-        with _note_its_end(run_folder, resume):
+        with _record_ending(run_folder, resume):
             summary = _train(ready, run_folder, console)
     console.print(f"run: {os.path.relpath(run_folder.path)}", markup=False)
     parent = shlex.quote(os.path.relpath(run_folder.path.parent))
@@ -105,7 +105,7 @@ def train(
 
 
 def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
-    """Make a new run's folder its own, or clear that of one that resumes."""
+    """Claim a new run's folder, or clear the folder of a run that resumes."""
     if not resume and run_folder.begun:
         raise RunFolderError(
             "run_dir",
@@ -119,19 +119,19 @@ def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
 
 
 @contextlib.contextmanager
-def _note_its_end(run_folder: RunFolder, resume: bool) -> Iterator[None]:
-    """Say what a run that is stopped in this block holds, and note why one failed."""
+def _record_ending(run_folder: RunFolder, resume: bool) -> Iterator[None]:
+    """Print what a run stopped in this block has saved; record why a failed one failed."""
     shown = os.path.relpath(run_folder.path)
     try:
         yield
     except Stopped as stopped:
-        kept = f"step {stopped.step}" if stopped.saved else "what was logged"
+        saved = f"step {stopped.step}" if stopped.saved else "only its log"
         again = f"; to resume: {command('train')} {shlex.quote(f'resume={shown}')}"
-        print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
+        print(f"{shown} holds {saved}{again * stopped.saved}", file=sys.stderr)
         raise
-    except KeyboardInterrupt:  # a step was given up
-        saved = run_folder.known_checkpoints()[:1]
-        print(f"{shown} holds {saved[0].stem if saved else 'no state'}", file=sys.stderr)
+    except KeyboardInterrupt:  # in the middle of a step
+        newest = run_folder.known_checkpoints()[:1]
+        print(f"{shown} holds {newest[0].stem if newest else 'no checkpoint'}", file=sys.stderr)
         raise
     except Exception as error:
         if not run_folder.path.is_dir():
@@ -140,17 +140,17 @@ def _note_its_end(run_folder: RunFolder, resume: bool) -> Iterator[None]:
             ) from error
         refused = resume and isinstance(error, ConfigError)  # the run is as it was
         if not refused:
-            known = as_user_error(error)
-            why = f"{type(error).__name__}: {error}" if known is None else str(known)
-            run_folder.write_failure(1 if known is None else known.exit_code, why)
+            mistake = as_user_error(error)
+            why = f"{type(error).__name__}: {error}" if mistake is None else str(mistake)
+            run_folder.write_failure(1 if mistake is None else mistake.exit_code, why)
         raise
 
 
 def _train(ready: PreparedRun, run_folder: RunFolder, console: Console) -> dict[str, Any]:
-    """Train a run that has passed its checks in a folder that is its own; return the summary."""
+    """Train a run that has passed its checks and owns its folder; return the summary."""
     from gptattn.training.console_output import make_table
 
-    quiet_lightning()  # once it is imported, which sets the levels of its loggers
+    quiet_lightning()  # after its import, which sets the levels of its loggers
     cfg, state = ready.cfg, ready.state
     with contextlib.ExitStack() as at_end:
         threads = set_numerics(ready)
@@ -178,11 +178,11 @@ def set_numerics(ready: PreparedRun) -> int:
     trainer, facts = ready.cfg.trainer, ready.state.facts
     threads = trainer.threads
     if facts.get("processes") == trainer.processes:
-        threads = facts["threads"]  # their number changes the last bits
+        threads = facts["threads"]  # another number would change the last bits
     if threads is None and int(trainer.devices) > 1:
         threads = max(1, usable_cpus() // int(trainer.devices))
     torch.set_float32_matmul_precision(trainer.matmul_precision)
-    # Filling memory before use, where a GPU is deterministic, is for debugging, and slow.
+    # With deterministic=true, torch fills a GPU's memory before use: for debugging, and slow.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     keep_freed_memory()
     return set_threads(threads)
@@ -193,7 +193,7 @@ def _find_finished(
 ) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to do.
 
-    Raises ConfigError for a budget that is below what the run has taken.
+    Raises ConfigError if the budget has fewer steps than the run has taken.
     """
     cfg, state, budget = ready.cfg, ready.state, ready.budget
     if budget.steps is not None and budget.steps < state.step:
@@ -212,11 +212,11 @@ def _find_finished(
 
 
 def _begin_record(ready: PreparedRun, run_folder: RunFolder) -> None:
-    """Write what makes the run, and cut off the rows that it writes once more."""
-    made = ready.provenance
+    """Write the run's provenance and settings; cut off the rows that it will write again."""
+    provenance = ready.provenance
     if ready.source is not None:
-        made = continue_provenance(run_folder, ready.cfg, made, ready.state)
-    run_folder.write_provenance(made)
+        provenance = continue_provenance(run_folder, ready.cfg, provenance, ready.state)
+    run_folder.write_provenance(provenance)
     run_folder.write_settings(ready.cfg)
     run_folder.summary_file.unlink(missing_ok=True)
     if run_folder.rows_file.exists():
@@ -243,7 +243,7 @@ def _print_outline(ready: PreparedRun, console: Console) -> None:
     console.print(table)
     if cfg.compile:
         seconds = COMPILE_SECONDS * count_kinds(cfg, ready.model)
-        console.print(f"compiles its layers: about {seconds:.0f} s, most before the first step")
+        console.print(f"compiling the layers takes about {seconds:.0f} s, mostly before step 1")
 
 
 def _open_loggers(
@@ -251,11 +251,11 @@ def _open_loggers(
 ) -> "list[Logger]":
     """Open the run's record, then TensorBoard, then the trackers of the settings; log the costs.
 
-    The record comes first, so that its rows are on the disk before others'.
+    The record comes first, so that its rows reach the disk before the others'.
     """
     from gptattn.training.record import MetricsFile, RunTensorBoard, log_row, open_trackers
 
-    cfg, step, shown = ready.cfg, ready.state.step, list_hyperparameters(ready)
+    cfg, step, hyperparameters = ready.cfg, ready.state.step, list_hyperparameters(ready)
     record = MetricsFile(run_folder)
     at_end.callback(record.close)
     hook = threading.excepthook
@@ -265,10 +265,10 @@ def _open_loggers(
     board = RunTensorBoard(
         run_folder, ready.data.val_bytes is None, None if ready.source is None else step + 1
     )
-    loggers = [record, board, *open_trackers(cfg, run_folder, step, shown)]
-    board.declare(shown)
+    loggers = [record, board, *open_trackers(cfg, run_folder, step, hyperparameters)]
+    board.declare(hyperparameters)
     if ready.source is None:
-        # Each would be a chart of single points in TensorBoard.
+        # In TensorBoard each would be a chart with a single point.
         log_row([one for one in loggers if one is not board], ready.costs(), 0)
     return loggers
 
@@ -279,7 +279,7 @@ def _fit(
     console: Console,
     loggers: "Sequence[Logger]",
 ) -> int:
-    """Train the model, or validate it if the budget is 0 steps; return the steps it has had."""
+    """Train the model, or validate it if the budget is 0 steps; return the steps it has taken."""
     from gptattn.training.callbacks import BudgetEnd, StepClock
     from gptattn.training.module import LanguageModel
 
@@ -301,10 +301,10 @@ def _fit(
         try:
             trainer.fit(module, ckpt_path=ready.source)
         except Exception as error:
-            theirs = {type(one).__module__ for one in ready.callbacks}
+            callback_modules = {type(one).__module__ for one in ready.callbacks}
             raised_in = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
             if as_user_error(error) is None and any(
-                frame.f_globals.get("__name__") in theirs for frame in raised_in
+                frame.f_globals.get("__name__") in callback_modules for frame in raised_in
             ):
                 why = str(error).partition("\n")[0]
                 raise ConfigError("trainer.callbacks", f"{type(error).__name__}: {why}") from error
@@ -314,8 +314,8 @@ def _fit(
             # Runs are compared at equal budgets.
             raise ConfigError(
                 "trainer.callbacks",
-                f"one has stopped the run after {trainer.global_step} steps, before the end of its "
-                "budget; leave it out, or give a smaller budget",
+                f"one of them stopped the run after {trainer.global_step} steps, before the end of "
+                "its budget; leave it out, or give a smaller budget",
             )
     return trainer.global_step
 
@@ -330,7 +330,7 @@ def _make_trainer(
 ) -> "L.Trainer":
     """Make Lightning's trainer, which ends when a callback asks it to.
 
-    A hook calls the callbacks in the order of the list.
+    Each hook calls the callbacks in the order of the list.
     """
     import lightning.pytorch as L
     from lightning.fabric.utilities.distributed import _destroy_dist_connection
@@ -370,7 +370,7 @@ def _make_trainer(
         num_nodes=int(cfg.trainer.num_nodes),
         strategy="auto" if cfg.trainer.processes == 1 else ddp,
         precision=cfg.trainer.precision,  # type: ignore[arg-type]
-        deterministic=cfg.trainer.deterministic and not on_cpu,  # which is so anyway
+        deterministic=cfg.trainer.deterministic and not on_cpu,  # a CPU is anyway
         max_epochs=-1,  # `BudgetEnd` stops it
         accumulate_grad_batches=cfg.accumulate,
         gradient_clip_val=cfg.optim.grad_clip,

@@ -1,6 +1,6 @@
 """Measures how fast variants train and decode: in turns, with nothing else of ours running.
 
-What runs observe of their own speed drifts with the clock and the load of the machine.
+The speed that a run sees of itself drifts with the machine's clock and load.
 """
 
 import gc
@@ -37,11 +37,11 @@ from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import PreparedRun, make_model, preflight
 from gptattn.training.run import set_numerics
 
-TRAINING_SECONDS, DECODING_SECONDS = 0.3, 0.1  # of a turn
-MOST_SECONDS = 10.0  # of a variant, unless MIN_ROUNDS take longer
+TRAINING_SECONDS, DECODING_SECONDS = 0.3, 0.1  # per turn
+MOST_SECONDS = 10.0  # per variant, unless MIN_ROUNDS take longer
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-WARM_UP = 1  # steps that are not counted: they make the optimizer's averages, or compile
-BATCHES = (1, 8)  # rows that are decoded at once
+WARM_UP = 1  # uncounted steps, which create the optimizer's averages, or compile
+BATCHES = (1, 8)  # rows to decode at once
 
 Name = TypeVar("Name", bound=Hashable)
 Turn = Callable[[], float]  # builds and warms up what it times; returns seconds per unit of work
@@ -55,12 +55,12 @@ def interleave(
 ) -> dict[Name, list[float]]:
     """Let all take one turn per round, in a new random order; return their seconds by name.
 
-    There are `rounds` rounds, or fewer if `is_enough` says so of those before. In a fixed order the
-    place in it would bias the result: caches, clock speed and the load of others drift.
+    There are `rounds` rounds, or fewer once `is_enough` is true. A fixed order would bias the
+    result, since caches, clock speed and other load drift.
     """
     order, rng = list(turns), random.Random(0)
     seconds: dict[Name, list[float]] = {name: [] for name in turns}
-    gc.freeze()  # collecting what was there before would take longer than a short turn
+    gc.freeze()  # collecting older objects would take longer than a short turn
     try:
         for _ in range(rounds):
             rng.shuffle(order)
@@ -77,30 +77,30 @@ def interleave(
 def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
     """Return the variant of a run, ready to take turns as the run would train alone.
 
-    Raises a UserError if its settings, text or device are not there, or its code has changed.
+    Raises a UserError if its settings, text or device are missing, or its code has changed.
     """
     run = RunFolder(folder)
-    record, made = run.read_record(), run.read_provenance()
+    record, recorded = run.read_record(), run.read_provenance()
     cfg = replace(use_kept_tokenizer(load_config(folder, allow_targets), run), init_from=None)
     if any(typed.startswith("++trainer.threads=") for typed in record.get("overrides") or ()):
         cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))  # a sweep set it
     if cfg.trainer.processes > 1:
-        raise ConfigError("speed", f"{folder} was trained by several processes; measured is one")
+        raise ConfigError("speed", f"{folder} was trained by several processes; speed needs one")
     ready = preflight(cfg, plans=True)
-    now = ready.provenance
-    if made is None or list_changed(made.code | now.code, made.code) or made.device != now.device:
+    was, now = recorded, ready.provenance
+    if was is None or list_changed(was.code | now.code, was.code) or was.device != now.device:
         raise ConfigError("speed", f"{folder} was made by other code, or on another kind of device")
-    return variant_key(record), made.digest, ready
+    return variant_key(record), was.digest, ready
 
 
 def measure_speeds(
     variants: Mapping[str, Variant], is_enough: Callable[[dict[str, list[float]]], bool]
 ) -> Session:
-    """Measure the variants; return their session. It prints how long that takes.
+    """Measure the variants; return their session. Prints how long that takes.
 
-    A variant is built anew for each turn: so none is favoured by its place in memory, which holds
-    one at a time. There are 5 to 15 rounds, until `is_enough` of the seconds of training steps, or
-    10 seconds a variant have passed.
+    Each turn builds its variant anew, so that none benefits from its place in memory, which holds
+    one at a time. There are 5 to 15 rounds, until the seconds of training steps satisfy `is_enough`
+    or 10 seconds per variant have passed.
     """
     turns: dict[Any, Turn] = {}
     start = time.perf_counter()
@@ -111,13 +111,13 @@ def measure_speeds(
     shown = f"{', '.join(variants)}, in turns, {threads} thread{'s' * (threads > 1)}"
     print(f"measuring the speed of {shown}, about {most:.0f} s", file=sys.stderr, flush=True)
 
-    def ends(found: dict[Any, list[float]]) -> bool:
-        steps = {name: found[name, "step"] for name in variants}
+    def ends(seconds: dict[Any, list[float]]) -> bool:
+        steps = {name: seconds[name, "step"] for name in variants}
         rounds, now = len(next(iter(steps.values()))), time.perf_counter()
         late = now + (now - begun) / rounds > start + most  # after another round
         return rounds >= MIN_ROUNDS and (late or is_enough(steps))
 
-    found = interleave(turns, MAX_ROUNDS, ends)
+    seconds = interleave(turns, MAX_ROUNDS, ends)
     return Session(
         made=datetime.now(UTC).isoformat(timespec="microseconds"),
         device=device_name(next(iter(variants.values()))[2].device),
@@ -126,9 +126,9 @@ def measure_speeds(
         variants={
             key: Turns(
                 code=code,
-                step=found[name, "step"],
-                token={rows: found[name, rows] for rows in BATCHES if (name, rows) in found},
-                matmul=found[name, "matmul"],
+                step=seconds[name, "step"],
+                token={rows: seconds[name, rows] for rows in BATCHES if (name, rows) in seconds},
+                matmul=seconds[name, "matmul"],
             )
             for name, (key, code, _) in variants.items()
         },
@@ -136,7 +136,7 @@ def measure_speeds(
 
 
 def _calibrate(ready: PreparedRun) -> dict[str | int, Turn]:
-    """Return the turns by their work: a `step`, a product of matrices, decoding so many rows."""
+    """Return the turns by their work: `step`, `matmul`, and decoding, by the number of rows."""
     device, dtype = ready.device, DTYPES[ready.cfg.trainer.precision]
     context, cached = ready.cfg.model.context_length, ready.cost.kv_bytes_per_token is not None
 
@@ -145,18 +145,18 @@ def _calibrate(ready: PreparedRun) -> dict[str | int, Turn]:
         return 1 / matmul_flops_per_second(device, dtype)
 
     steps = max(1, round(TRAINING_SECONDS / train_steps(ready, 1)))
-    found: dict[str | int, Turn] = {"step": partial(train_steps, ready, steps), "matmul": multiply}
+    turns: dict[str | int, Turn] = {"step": partial(train_steps, ready, steps), "matmul": multiply}
     for rows in BATCHES if cached and context > 1 else ():
         tokens = max(1, round(DECODING_SECONDS / decode_tokens(ready, rows, 1)))
-        found[rows] = partial(decode_tokens, ready, rows, min(tokens, context // 2))
-    return found
+        turns[rows] = partial(decode_tokens, ready, rows, min(tokens, context // 2))
+    return turns
 
 
 def train_steps(ready: PreparedRun, steps: int) -> float:
-    """Train so many steps after WARM_UP; return the seconds of one, from batch to batch.
+    """Train this many steps after WARM_UP; return the seconds of one, from batch to batch.
 
-    That is the median on a CPU, which others may interrupt, and the mean on a GPU, whose host runs
-    ahead of it.
+    This is the median on a CPU, which other programs may interrupt, and the mean on a GPU, since
+    its host runs ahead.
     """
     quiet_lightning()
     cfg, model, on_cpu = ready.cfg, _build(ready), ready.device.type == "cpu"
@@ -195,14 +195,14 @@ def train_steps(ready: PreparedRun, steps: int) -> float:
 
 
 def decode_tokens(ready: PreparedRun, rows: int, tokens: int) -> float:
-    """Decode so many tokens, up to a full context; return the seconds of one, of all rows."""
+    """Decode this many tokens, up to a full context; return the seconds of one, for all rows."""
     model = _build(ready).to(ready.device, DTYPES[ready.cfg.trainer.precision])
     ids = torch.zeros(rows, model.context_length - tokens, dtype=torch.int64, device=ready.device)
-    made = stream(model, ids, tokens + 1, Sampling(temperature=0))
-    next(made)  # reads the prompt
+    tokens_out = stream(model, ids, tokens + 1, Sampling(temperature=0))
+    next(tokens_out)  # reads the prompt
     synchronize(ready.device)
     start = time.perf_counter()
-    for _ in made:
+    for _ in tokens_out:
         pass
     synchronize(ready.device)
     return (time.perf_counter() - start) / tokens

@@ -1,4 +1,4 @@
-"""The content of summary.json, and of a run's row in the HParams tab."""
+"""The content of summary.json, and of a run's row in TensorBoard's HParams tab."""
 
 import platform
 from importlib.metadata import version

@@ -48,7 +48,7 @@ def test_each_row_is_a_document_in_order(form, tmp_path):
         ('{"text": "a"}\n{"text": {"text": "b"}}', "row 2 has {'text'"),
         ('{"text": "a"}\n{"other": 1}', "row 2"),
         ('[{"text": "a"},\n {"text": 7}]', "row 2 has 7"),
-        ('{"text": "a"}\n"b"', "row 2: 'b' is no object"),
+        ('{"text": "a"}\n"b"', "row 2: 'b'"),
         ('{"text": "a"}\n{"text": "b', "row 2"),
     ],
 )

@@ -87,7 +87,7 @@ def import_without_what_windows_lacks() -> None:
 
     for one in pkgutil.walk_packages(gptattn.__path__, "gptattn."):
         importlib.import_module(one.name)
-    device._linux_says = lambda *_: None
+    device._read_proc = lambda *_: None
     assert device.peak_memory_mb(torch.device("cpu")) is None
     assert disk.free_bytes(Path()) > 0
     assert len(ending.handled_signals()) == 2

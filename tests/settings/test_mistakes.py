@@ -119,7 +119,7 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
         ("position=rope model.d_model=12", "model.d_model", "head_dim=3"),
         ("trainer.devices=3", "trainer.devices", "batch_size"),
         ("accumulate=3", "accumulate", "multiple of 3"),
-        ("budget.steps=5 budget.seconds=5", "budget", "budget.steps and budget.seconds are both"),
+        ("budget.steps=5 budget.seconds=5", "budget", "budget.steps and budget.seconds"),
         ("attn.window=17", "attn.window", "context_length=16"),
         ("pattern=[gqa,mqa] attn.num_kv_heads=3", "attn.num_kv_heads", "num_kv_heads=3"),
     ],
