@@ -33,7 +33,7 @@ MISTAKES = {
         "attn.num_kv_heads: [1, 2, 4]",
     ),
     "-m run_dir=mine": (2, "run_dir: -m"),
-    "resume=none run_dir=mine": (2, "run_dir: resumes"),
+    "resume=none run_dir=mine": (2, "run_dir: cannot be combined with resume"),
     "resume=3": (4, "resume: no run"),  # Hydra reads a number
     "run_dir=text.txt/run": (7, "text.txt/run: folder"),
 }

@@ -59,7 +59,7 @@ def test_a_run_that_is_damaged_or_has_no_result_is_named_and_skipped(file, wrong
     assert [run.folder.name for run in runs] == ["good"]
     assert line.startswith(f"{bad}: ")
     if not wrong:
-        assert ("not finished" if wrong is None else "not trained") in line
+        assert ("not finished" if wrong is None else "without training") in line
     assert "\n" not in line
 
 
