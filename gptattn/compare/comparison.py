@@ -190,7 +190,7 @@ def compare(
         warnings = differences_in_settings(groups, row, by, own_rates=rates_differ(found.runs))
         unchecked = [name for name, own in groups.items() if not all(run.checked for run in own)]
         if unchecked:
-            warnings.append(f"not checked to be causal: {', '.join(unchecked)}")
+            warnings.append(f"causality not checked (checks=false): {', '.join(unchecked)}")
         if len({run.steps for own in groups.values() for run in own}) > 1 and any(
             "accuracy" in run.settings.get("budget", "") for run in found.runs
         ):

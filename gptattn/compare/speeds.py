@@ -56,7 +56,7 @@ def compare_speeds(
         for own in metrics.values():
             own.pop(MEMORY, None)
         why = "shared the machine" if shared else "used different machines or threads"
-        notes.append(f"no peak MB: the runs {why}")
+        notes.append(f"peak MB left out: the runs {why}")
     bases = {one.session.made: one for one in list_measured(groups[baseline])}
     pairs: dict[str, tuple[Measured, Measured]] = {}
     if bases:
@@ -74,7 +74,7 @@ def compare_speeds(
                 if metric in base.metrics and metric in newest.metrics:
                     value *= newest.metrics[metric] / base.metrics[metric]
                 metrics[name][metric] = Estimate(len(own.turns.step), value, None)
-        notes.append(f"speeds: medians over rounds in turns, {newest.place}")
+        notes.append(f"speeds: medians over interleaved rounds ({newest.place})")
     lacking = [name for name in groups if name not in pairs]
     for name in lacking:
         for metric in MEASURED:
@@ -83,6 +83,6 @@ def compare_speeds(
         apart = {own[-1].place for name in lacking if (own := list_measured(groups[name]))}
         why = f", measured separately ({'; '.join(sorted(apart))})" if apart else ""
         folders = shlex.join(sorted({str(run.folder.parent) for run in runs}))
-        how = f"to measure them in turns: {command('compare')} {folders} speed=true"
-        notes.append(f"no speed for {', '.join(lacking)}{why}; {how}")
+        how = f"to measure them together: {command('compare')} {folders} speed=true"
+        notes.append(f"speeds left out for {', '.join(lacking)}{why}; {how}")
     return notes

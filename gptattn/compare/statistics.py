@@ -228,10 +228,11 @@ def compare_family(
 
 
 def compare_interactions(pairs: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -> list[Difference]:
-    """Return by how much both parts differ from their sum: (d - a) - (b - a) - (c - a).
+    """Return how far the effect of both parts is from the sum of their effects.
 
-    Each four groups a, b, c, d (neither, first, second, both) are paired by seed, and left out if
-    they share none. The correction is over the fours that share two seeds or more.
+    That is (d - a) - (b - a) - (c - a). Each quadruple of groups a, b, c, d (neither, first,
+    second, both) is paired by seed, and left out if they share no seed. The correction is over the
+    quadruples that share two seeds or more.
     """
     family = [(name, pair_by_seed(groups)) for name, groups in pairs]
     family = [(name, pair) for name, pair in family if pair.values.size]

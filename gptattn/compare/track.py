@@ -352,9 +352,9 @@ def _describe_mismatch(entry: Entry, bases: Sequence[Entry], holds: Callable[[En
     for one in bases:
         changed = sorted({k for k, _ in one.regime.items() ^ entry.regime.items()})
         if "text" in changed:
-            return "trained on another text"
+            return "trained on a different text"
         if changed:
-            return f"other settings ({', '.join(changed[:3])})"
+            return f"different settings ({', '.join(changed[:3])})"
         if entry.is_shipped and one.is_shipped:
             continue
         shipped, own = (entry, one) if entry.is_shipped else (one, entry)
@@ -362,7 +362,7 @@ def _describe_mismatch(entry: Entry, bases: Sequence[Entry], holds: Callable[[En
         expected = {m: hash_of(m) for m in own.code} if shipped.is_shipped else shipped.code
         code = [m for m, digest in own.code.items() if expected.get(m, digest) != digest]
         if code:
-            return f"other code ({', '.join(code[:3])})"
+            return f"different code ({', '.join(code[:3])})"
         if shipped.is_shipped and not holds(shipped):
             return f"{shipped.name} no longer gives the shipped losses with this code"
     return ""

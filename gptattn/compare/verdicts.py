@@ -65,10 +65,10 @@ def interaction_words(d: Difference, max_seeds: int) -> str:
     """Return the verdict on two parts: whether together they gain more than the sum of both."""
     if not d.shown or d.interval is None or d.p is None:
         return unclear_words(d, max_seeds)
-    low, high = map(signed, d.interval)
-    test = f"95% interval {low} to {high}; n = {d.n}, {p_value(d.p)}"
-    gain = f"{d.variant} gains {'less' if d.mean > 0 else 'more'} than {d.baseline}"
-    return f"{gain}: {signed(d.mean)} nats beyond it ({test})."
+    low, high = d.interval
+    less, least, most = ("less", low, high) if d.mean > 0 else ("more", -high, -low)
+    test = f"95% interval {nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)}"
+    return f"{d.variant} gains {nats(abs(d.mean))} nats {less} than {d.baseline} ({test})."
 
 
 def difference_words(row: Row, baseline: Row) -> str:
@@ -99,16 +99,16 @@ def unclear_words(d: Difference, max_seeds: int) -> str:
     gap += f" (95% interval; n = {d.n}, {p_value(d.p)})."
     unclear = f"{pair} is too close to tell: {gap}"
     if d.asked is None:
-        needed, how = d.seeds_needed, f"{max_seeds} seeds of this budget are too few to show it."
-        if needed is not None and needed <= max_seeds:
-            how = f"about {needed} seeds would show it: give 'seed=range(1,{needed + 1})'."
+        how = f"even {max_seeds} seeds at this budget would be too few to show it."
+        if (needed := d.seeds_needed) is not None and needed <= max_seeds:
+            how = f"about {needed} seeds would show it: run with 'seed=range(1,{needed + 1})'."
         return f"{unclear} If the true gap is {nats(abs(d.mean))} nats, as observed, {how}"
     # `sweep.until` asks for an interval of this half-width.
     if high - low <= 2 * d.asked:
         most = nats(max(-low, high))
         return f"{d.variant} and {d.baseline} differ by at most {most} nats, if at all: {gap}"
     seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
-    return f"{unclear} To narrow it to ±{d.asked:g} nats takes about {seeds:,} seeds."
+    return f"{unclear} Narrowing it to ±{d.asked:g} nats would take about {seeds:,} seeds."
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
@@ -117,12 +117,12 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     They are the same at every seed.
     """
     words = []
+    is_foreign = any(run.uncached for run in row.runs)  # a module of others
     for metric, cost in EXACT_COSTS.items():
         value, of = row.mean(metric), baseline.mean(metric)
         if value and of and abs(value / of - 1) >= 0.0005:
-            words.append(f"{value / of:.3g} times the {cost}")
-    if words and any(run.uncached for run in row.runs):  # a module of others
-        words[-1] += " (FLOPs as torch counts them)"
+            count = " (as torch counts them)" * (is_foreign and metric == FLOPS)
+            words.append(f"{value / of:.3g} times the {cost}{count}")
     return words
 
 

@@ -250,7 +250,7 @@ def test_differences_not_shown_are_bounded_or_need_more_seeds(half_width, verdic
 
 
 @pytest.mark.parametrize(
-    ("most", "verdict"), [(50, "'seed=range(1,51)'"), (49, "49 seeds of this budget are too few")]
+    ("most", "verdict"), [(50, "'seed=range(1,51)'"), (49, "even 49 seeds")]
 )
 def test_more_seeds_are_asked_for_up_to_the_most(most, verdict):
     more = (0.01, -0.01, 0.02, -0.005, 0.01)  # needs 50 (`VERDICTS`)
