@@ -87,7 +87,7 @@ def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     if difference > TOLERANCE:
         raise ConfigError(
             "lengths",
-            f"{length}: built for this length, {cfg.variant} gives other outputs within its "
+            f"{length}: with so long a context, {cfg.variant} gives different outputs within its "
             f"{trained} trained tokens; give lengths up to {trained}",
         )
     return longer

@@ -173,13 +173,13 @@ def differences(was: Provenance | None, now: Provenance) -> list[str]:
     changed = list_changed(was.code, now.code)
     reasons = [f"code of {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
-        reasons.append("it was resumed with other code or another budget")
+        reasons.append("it was resumed with different code or a different budget")
     if was.origin != now.origin:
-        reasons.append("other code made the weights in init_from")
+        reasons.append("different code made the weights in init_from")
     if was.text != now.text:
-        reasons.append("another text")
+        reasons.append("different text")
     if was.weights != now.weights:
-        reasons.append("other weights in init_from")
+        reasons.append("different weights in init_from")
     if was.device != now.device:
         reasons.append(f"on {was.device}, not {now.device}")
     return reasons

@@ -335,7 +335,7 @@ def check_device(cfg: TrainConfig) -> None:
             if errors[name] > (FLIPS if stack.stops_gradient else limit):
                 what = name if name == OUTPUT else f"the gradient of {name}"
                 raise stack.fail(
-                    f"gives other results on {device.type} in {precision} than on a CPU in "
+                    f"gives different results on {device.type} in {precision} than on a CPU in "
                     f"float32: {what} differs by {errors[name]:.2g} of its norm, beyond rounding; "
                     "choose another backend or trainer.precision"
                 )
@@ -354,7 +354,7 @@ def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
         if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
             raise stack.fail(
                 f"is not causal: the output changes with the text's length (alone, the first "
-                f"{tokens} of {T} tokens give other outputs, or NaN); don't use T in a scale"
+                f"{tokens} of {T} tokens give different outputs, or NaN); don't use T in a scale"
             )
     singly = [1] * min(5, T)  # then all but two at once, if there are enough
     middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))

@@ -89,7 +89,8 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
     ready = preflight(cfg, plans=True)
     was, now = recorded, ready.provenance
     if was is None or list_changed(was.code | now.code, was.code) or was.device != now.device:
-        raise ConfigError("speed", f"{folder} was made by other code, or on another kind of device")
+        wrong = "was made with different code, or on a different kind of device"
+        raise ConfigError("speed", f"{folder} {wrong}")
     return variant_key(record), was.digest, ready
 
 
@@ -108,7 +109,7 @@ def measure_speeds(
         turns |= {(name, work): turn for work, turn in _calibrate(ready).items()}
     begun, threads = time.perf_counter(), torch.get_num_threads()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
-    shown = f"{', '.join(variants)}, in turns, {threads} thread{'s' * (threads > 1)}"
+    shown = f"{', '.join(variants)}, interleaved, {threads} thread{'s' * (threads > 1)}"
     print(f"measuring the speed of {shown}, about {most:.0f} s", file=sys.stderr, flush=True)
 
     def ends(seconds: dict[Any, list[float]]) -> bool:

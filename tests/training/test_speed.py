@@ -108,5 +108,5 @@ def test_a_run_of_other_code_is_not_measured(tmp_path):
     run = RunFolder(train(tmp_path))
     made = run.read_provenance()
     run.write_provenance(replace(made, code=made.code | {"gptattn.model.gpt": "0"}))
-    with process_state(), refuses("speed: other code"):
+    with process_state(), refuses("speed: different code"):
         prepare(run.path)

@@ -108,7 +108,7 @@ def evaluate(arguments: Sequence[str]) -> None:
             measured = True
             if found is not earlier:
                 RunFolder(run.folder).write_evaluation(found)
-            before = "  (as before)" if found is earlier else ""
+            before = "  (already measured)" if found is earlier else ""
             print(f"{describe_answer(found, question)}{before}", flush=True)
     for reason, names in refused.items():
         print(one_line(f"left out {', '.join(dict.fromkeys(names))}: {reason}"), file=sys.stderr)
@@ -139,7 +139,7 @@ def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
     line += f"{one.nbytes:,} in all"
     if name == "full":
         return line
-    return f"{line}; {one.loss - found.caches['full'].loss:+z.4f} to full"
+    return f"{line}; {one.loss - found.caches['full'].loss:+z.4f} vs full"
 
 
 main = partial(run_script, evaluate, Arguments)
