@@ -325,7 +325,7 @@ class SoftmaxAttention(Attention):
         try:
             inspect.signature(part.mix).bind(..., ..., ...)
         except TypeError:
-            missing = f"{name}.mix lacks an argument; define mix(self, y_BHTD, x_BTE, own)"
+            missing = f"{name}.mix lacks an argument; define mix(self, y_BHTD, x_BTE, entries)"
             raise ValueError(missing) from None
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections

@@ -13,7 +13,7 @@ import yaml
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.rows import RATE
 from gptattn.compare.table import MISSING, Table
-from gptattn.compare.track import CountCaches, HeldEntry, group_runs, list_regime
+from gptattn.compare.track import CountCaches, StoredEntry, group_runs, list_regime
 from gptattn.errors import DataError
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import LOADER
@@ -64,7 +64,7 @@ def _name_task(choices: Mapping[str, str], facts: Mapping[str, str]) -> str:
     return facts["data.group"].upper() if data == "permutations" else data.replace("_", " ")
 
 
-class Result(HeldEntry, frozen=True, omit_defaults=True):
+class Result(StoredEntry, frozen=True, omit_defaults=True):
     """The results of an entry's runs on one task."""
 
     name: str

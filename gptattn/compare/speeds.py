@@ -9,7 +9,7 @@ from gptattn import command
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import Estimate, critical_t
 from gptattn.runs.metrics import MEASURED, MEMORY, SPEED_RATIO
-from gptattn.runs.speeds import Measured
+from gptattn.runs.speeds import Measurement
 
 HALF_WIDTH = 0.03  # of a ratio's interval that is narrow enough
 
@@ -35,7 +35,7 @@ def are_narrow(seconds: Mapping[str, Sequence[float]], baseline: str) -> bool:
     return all(one.interval and one.interval[1] <= one.mean * (1 + HALF_WIDTH) for one in ratios)
 
 
-def list_measured(runs: Sequence[Run]) -> Sequence[Measured]:
+def list_measured(runs: Sequence[Run]) -> Sequence[Measurement]:
     """Return a row's measurements, the newest last, from any of its runs, which share them."""
     return next((run.speeds for run in runs if run.speeds), ())
 
@@ -57,13 +57,13 @@ def compare_speeds(
             own.pop(MEMORY, None)
         why = "shared the machine" if shared else "used different machines or threads"
         notes.append(f"peak MB left out: the runs {why}")
-    bases = {one.session.made: one for one in list_measured(groups[baseline])}
-    pairs: dict[str, tuple[Measured, Measured]] = {}
+    bases = {one.session.timestamp: one for one in list_measured(groups[baseline])}
+    pairs: dict[str, tuple[Measurement, Measurement]] = {}
     if bases:
         newest = [*bases.values()][-1]
         for name in groups:
             for own in list_measured(groups[name]):
-                base = bases.get(own.session.made)
+                base = bases.get(own.session.timestamp)
                 if base is not None and base.place == newest.place:
                     pairs[name] = base, own
         for name, (base, own) in pairs.items():

@@ -144,8 +144,7 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     Files are hashed once and cached. Call this before reading the text, which can take minutes: a
     file edited meanwhile is no longer the code that this process imported.
     """
-    # Of tokenizers and data sources, only modules outside gptattn are hashed: for ours, the hash of
-    # the text stands in.
+    # Of tokenizers and data sources, only foreign modules are hashed: the text's hash covers ours.
     layers = [(one.attn, *one.part.values(), one.position) for one in cfg.kinds()]
     specs = (*chain(*layers), cfg.position, cfg.tokenizer, cfg.data)
     specs = (*specs, cfg.optim.matrices or {}, *cfg.trainer.callbacks.values())

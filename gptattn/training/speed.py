@@ -86,7 +86,7 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
         cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))  # a sweep set it
     if cfg.trainer.processes > 1:
         raise ConfigError("speed", f"{folder} was trained by several processes; speed needs one")
-    ready = preflight(cfg, plans=True)
+    ready = preflight(cfg, shapes_only=True)
     was, now = recorded, ready.provenance
     if was is None or list_changed(was.code | now.code, was.code) or was.device != now.device:
         wrong = "was made with different code, or on a different kind of device"
@@ -120,7 +120,7 @@ def measure_speeds(
 
     seconds = interleave(turns, MAX_ROUNDS, ends)
     return Session(
-        made=datetime.now(UTC).isoformat(timespec="microseconds"),
+        timestamp=datetime.now(UTC).isoformat(timespec="microseconds"),
         device=device_name(next(iter(variants.values()))[2].device),
         threads=threads,
         versions={name: version(name) for name in ("gptattn", "torch", "lightning")},
@@ -211,4 +211,4 @@ def decode_tokens(ready: PreparedRun, rows: int, tokens: int) -> float:
 
 def _build(ready: PreparedRun) -> Any:
     set_numerics(ready)
-    return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, plans=False)
+    return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, shapes_only=False)

@@ -17,7 +17,7 @@ from support import command, refuses, tiny
 from gptattn.cli.commands.new import write_variant
 from gptattn.compare.effective_compute import (
     RATE_ERROR,
-    Effective,
+    EffectiveCompute,
     Spread,
     correct_holm,
     decide,
@@ -46,7 +46,7 @@ from gptattn.runs.load import count_caches
 LINE = {2.0**i: [10.0 - i - 0.1, 10.0 - i + 0.1] for i in range(4)}
 
 
-def effective(loss: float, spread: Spread, seeds: int = 1, compute: float = 2.0) -> Effective:
+def effective(loss: float, spread: Spread, seeds=1, compute=2.0) -> EffectiveCompute:
     """The effective compute of so many equal losses, on a curve without error."""
     exact = {spent: [10.0 - math.log2(spent)] * 2 for spent in LINE}
     return effective_compute([loss] * seeds, compute, fit_curve(exact), spread)
@@ -140,7 +140,7 @@ def test_a_verdict_needs_a_corrected_p_or_an_interval_within_five_percent():
         (0.06, 1.2, False): "open",
     }
     for (p, value, equivalent), verdict in verdicts.items():
-        assert decide(p, Effective(value, (0.0, 9.0), p, equivalent)) == verdict
+        assert decide(p, EffectiveCompute(value, (0.0, 9.0), p, equivalent)) == verdict
 
 
 @pytest.mark.slow

@@ -115,10 +115,10 @@ def _report_shipped(
         print(f"skipped: {line}", file=sys.stderr)
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
 
-    def compute(entry: track.HeldEntry) -> list[float]:
+    def compute(entry: track.StoredEntry) -> list[float]:
         return cache.compute(entry.list_overrides(experiment), entry.name)
 
-    def holds(entry: track.HeldEntry) -> bool:
+    def holds(entry: track.StoredEntry) -> bool:
         return agrees(entry.fingerprint, compute(entry))
 
     home = SHIPPED[experiment]

@@ -124,7 +124,7 @@ def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
             + (f" ± {task.errors[key]:.4f}" if key in task.errors else "")
             for name, task in found.tasks.items()
             for key, value in task.values.items()
-            if task.asked == question
+            if task.request == question
         )
     if isinstance(question, int):
         length, trained = found.lengths[question], found.context_length
