@@ -31,7 +31,7 @@ class Arguments:
     """run=outputs/... lengths=[256,512,1024]"""
 
     run: tuple[Path, ...] = option(
-        "a finished run, or a folder of them, such as a sweep's; can be repeated"
+        "a finished run, or a folder of them, such as a sweep's; repeatable"
     )
     lengths: tuple[Count, ...] = option(
         "loss by position in windows of this many tokens, which can be longer than in training if "
