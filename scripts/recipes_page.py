@@ -186,7 +186,7 @@ def draw(strips: Mapping[str, list[str]]) -> bytes:
 class Arguments:
     """rounds=5"""
 
-    rounds: Count = option("how often each recipe is timed, in turns", 5)
+    rounds: Count = option("how often each recipe is timed, interleaved", 5)
     threads: Count = option("CPU threads", 2)
 
 

@@ -19,7 +19,7 @@ from scipy.optimize import root_scalar
 from gptattn.cli.arguments import Count, option, parse, run_script
 from gptattn.compare import statistics
 from gptattn.compare.comparison import Section, make_section
-from gptattn.compare.effective_compute import Effective, fit_curve, judge, share_spread
+from gptattn.compare.effective_compute import EffectiveCompute, fit_curve, judge, share_spread
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.table import Table
 from gptattn.runs.metrics import LOSS
@@ -102,8 +102,8 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
     rows = firsts = 0
     for _ in range(fields):
         report = section(DEVIATION * NOISE[noise](generator, (variants, n)))
-        rows += any(row.difference and row.difference.shown for row in report.rows)
-        firsts += len(report.alike) < variants - 1
+        rows += any(row.difference and row.difference.is_significant for row in report.rows)
+        firsts += len(report.ties) < variants - 1
     return rows / fields, firsts / fields
 
 
@@ -209,7 +209,7 @@ def simulate_track(effect: float, tables: int) -> Claims:
 
 def _judge(
     base: dict[float, Losses], losses: list[Losses]
-) -> tuple[list[Effective], list[float], list[str]]:
+) -> tuple[list[EffectiveCompute], list[float], list[str]]:
     """Return each entry's effective compute, corrected p and verdict."""
     budgets = {compute: drawn.tolist() for compute, drawn in base.items()}
     entries = [drawn.tolist() for drawn in losses]

@@ -29,7 +29,7 @@ STEPS = 3  # per round
 def prepare(entry: Entry, experiment: str) -> PreparedRun:
     """Return the entry's run with its width matched, ready to train."""
     overrides = [f"experiment={experiment}", f"budget.steps={entry.steps}", *entry.typed]
-    return preflight(settings(overrides), plans=True)
+    return preflight(settings(overrides), shapes_only=True)
 
 
 @dataclass(frozen=True)

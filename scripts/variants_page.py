@@ -205,7 +205,7 @@ def row(choice: Choice) -> str:
 class Arguments:
     """rounds=5"""
 
-    rounds: Count = option("how often each choice is timed, in turns", 5)
+    rounds: Count = option("how often each choice is timed, interleaved", 5)
     steps: Count = option("training steps of the models whose maps are drawn", 600)
     threads: Count = option("CPU threads", 2)
 

@@ -42,7 +42,7 @@ def test_the_example_variant_is_comparable_and_weighs_by_cosine(use, capsys):
     place = "gptattn/attention/variants/cosine.py", "conf/attn/cosine.yaml", "attn/example.yaml"
     given = [use(*place), "attn=example"]
     check.check(given)
-    assert "example can be compared" in capsys.readouterr().out
+    assert "example passed every check" in capsys.readouterr().out
     (w_BHTS,) = build_model(settings([*given, "model.num_layers=1"]), 13).attention_weights(
         torch.randint(13, (2, 7))
     )

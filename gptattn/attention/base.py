@@ -30,8 +30,8 @@ class Shared:
 
     `state`: a layer stores what later layers need (keys or values) under a name of its choice, and
     reads what it `needs`. `losses`: in training, a layer with its own loss appends it, a scalar,
-    under the loss's name; the training loop adds them up. `masks`: a layer with backend=flex takes
-    its block mask from here, and falls back to sdpa if it isn't there; None: the layer makes one.
+    under the loss's name; the training loop adds them up. `masks`: a layer with backend=flex looks
+    its block mask up here, and uses sdpa if it is missing; None: the layer makes its mask itself.
     `cache`: the layer's cache, for its parts.
     """
 
@@ -246,7 +246,7 @@ def window_of(window: float | None, context_length: int, name: str = "window") -
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
             f"{name}={window} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, itself included, or a share of the context below 1"
+            f"{context_length} tokens, including the current one, or a share of the context below 1"
         )
     return window
 

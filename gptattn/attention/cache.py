@@ -17,8 +17,7 @@ from gptattn.position.base import Positions
 class Cache:
     """Named tensors of one layer; `length` counts the tokens that the layer has seen.
 
-    Use it directly for a state of constant size, which the layer updates in `tensors`, or for a
-    layer without state.
+    Use it directly for a layer without state, or with one of constant size, updated in `tensors`.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -38,8 +37,7 @@ class Cache:
 class CacheGroup:
     """The caches of a model's layers, which advance together.
 
-    Prompts of different lengths share a group through left padding: the first `padding_B[b]` ids of
-    row b are padding.
+    Prompts of different lengths share a group: row b begins with `padding_B[b]` ids of padding.
     """
 
     def __init__(self, caches: Sequence[Cache], padding_B: Tensor | None = None) -> None:

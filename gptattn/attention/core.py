@@ -68,9 +68,9 @@ def attend(
     because the host knows their values; tensors, in any order, with -1 for an entry without a
     token; or one `Documents` for both, which keeps documents apart. By default T = S, and both
     count from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
-    changes the weights after that. If it returns fewer heads, outputs have that many, and v's heads
-    must divide them. flex takes its block mask from `masks`, and computes as sdpa if it isn't
-    there; without `masks` it makes one. Raises ValueError if positions and tokens differ in number.
+    then changes the weights; if it merges heads, the outputs have as many heads as it returns, a
+    multiple of v's. flex looks its block mask up in `masks`, and computes as sdpa if `masks` lacks
+    it; if that is None, it makes one. Raises ValueError if positions and tokens differ in number.
     """
     T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
     query, key = place(q_pos, k_pos, T, S, q_BHTD.device)

@@ -357,8 +357,7 @@ def chunked_delta(
         if start_BT is not None:  # the first token of a document reads nothing
             first_BT = start_BT == torch.arange(T, device=start_BT.device)
             reads = reads.masked_fill(split_chunks(chunk, first_BT[:, None, :, None])[0], 0.0)
-        # Read as the token before would: before this token's own decay, so that no exponent is
-        # above zero.
+        # Read as the token before would, before this token's decay: no exponent is above zero.
         rows, keys = (q, F.pad(reads[..., 1:, :], (0, 0, 0, 1))), torch.stack([k, writes])
         ((w_v, weight), a_pair), since_start, to_last = decay_channels(rows, keys, g, starts)
         a_v, a = F.pad(a_pair[..., :-1, :], (0, 0, 1, 0))

@@ -70,10 +70,10 @@ class SoftmaxAttention(Attention):
     """Attention with H query heads and G key/value heads; subclasses say how to project.
 
     x [B, T, d_in] -> y [B, T, d_out]. `dropout` acts on the weights. `scale` multiplies the scores;
-    None: head_dim ** -0.5. `window` is a number of tokens, itself included, or below 1 a share of
-    the context; None: all. `chunk`, instead of a window, cuts a row into chunks of this length, and
-    a token sees only its own chunk. (A recurrence's `chunk` hides nothing; it only sets how the
-    result is computed.) Raises ValueError for impossible sizes.
+    None: head_dim ** -0.5. `window` is a number of tokens, including the current one, or below 1 a
+    share of the context; None: all. `chunk`, instead of a window, cuts a row into chunks of this
+    length, and a token sees only its own chunk. (A recurrence's `chunk` hides nothing; it only sets
+    how the result is computed.) Raises ValueError for impossible sizes.
     """
 
     keeps_documents: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class SoftmaxAttention(Attention):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads if head_dim is None else head_dim
         if chunk is not None and not 1 <= chunk <= context_length:
-            raise ValueError(f"chunk={chunk} does not fit; give 1 to {context_length=}")
+            raise ValueError(f"chunk={chunk} does not fit; give 1 to {context_length}")
         if chunk is not None and window is not None:
             raise ValueError(f"chunk={chunk} cannot be combined with a window; set one to null")
         # No token of an earlier chunk is needed again, so the cache is like a window's.
@@ -325,7 +325,7 @@ class SoftmaxAttention(Attention):
         try:
             inspect.signature(part.mix).bind(..., ..., ...)
         except TypeError:
-            missing = f"{name}.mix lacks an argument; define mix(self, y_BHTD, x_BTE, own)"
+            missing = f"{name}.mix lacks an argument; define mix(self, y_BHTD, x_BTE, entries)"
             raise ValueError(missing) from None
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections

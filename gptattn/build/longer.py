@@ -16,8 +16,7 @@ TOLERANCE = 1e-4  # for hidden states, which are of size 1 or so
 def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:
     """Return the run's settings with another context; shares of the trained one become tokens.
 
-    A window of a quarter of 128 tokens stays at 32. Stretched rotary positions keep their original
-    context.
+    A window of 0.25 of 128 tokens stays 32. Stretched rotary positions keep their original context.
     """
     default = {"attn": cfg.attn, "position": cfg.position}
     return replace(
@@ -87,7 +86,7 @@ def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     if difference > TOLERANCE:
         raise ConfigError(
             "lengths",
-            f"{length}: built for this length, {cfg.variant} gives other outputs within its "
+            f"{length}: with so long a context, {cfg.variant} gives different outputs within its "
             f"{trained} trained tokens; give lengths up to {trained}",
         )
     return longer

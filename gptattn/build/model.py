@@ -100,7 +100,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
                 title = getattr(module, "title", type(module).__name__)
                 raise ConfigError(
                     f"data.{MASK_DOCUMENTS}",
-                    f"{title} in layer {layer} does not keep documents apart; leave it out, or set "
+                    f"{title} in layer {layer} cannot keep documents apart; use another, or set "
                     f"data.{MASK_DOCUMENTS}=false",
                 )
     bound = ((layer, one) for layer, one in enumerate(attentions) if not one.shares_freely)

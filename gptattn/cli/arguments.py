@@ -89,8 +89,8 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
         if places and not re.match(r"-|\w+=", argument):  # ./a=b is a path
             name, equals, text = places[0], "=", argument
         if name not in hints or not equals:
-            near = suggest(name.lstrip("-"), hints)
-            raise ConfigError(name, f"is not an argument; {near}, as name=value")
+            unknown = f"is not an argument; write name=value; {suggest(name.lstrip('-'), hints)}"
+            raise ConfigError(name, f"has no value; give {name}=..." if name in hints else unknown)
         key, hint = hints[name]
         if get_origin(hint) is tuple:
             of = get_args(hint)[0]

@@ -13,7 +13,7 @@ import yaml
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.rows import RATE
 from gptattn.compare.table import MISSING, Table
-from gptattn.compare.track import CountCaches, HeldEntry, group_runs, list_regime
+from gptattn.compare.track import CountCaches, StoredEntry, group_runs, list_regime
 from gptattn.errors import DataError
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import LOADER
@@ -64,7 +64,7 @@ def _name_task(choices: Mapping[str, str], facts: Mapping[str, str]) -> str:
     return facts["data.group"].upper() if data == "permutations" else data.replace("_", " ")
 
 
-class Result(HeldEntry, frozen=True, omit_defaults=True):
+class Result(StoredEntry, frozen=True, omit_defaults=True):
     """The results of an entry's runs on one task."""
 
     name: str
@@ -167,9 +167,9 @@ def _describe_mismatch(result: Result, tasks: Mapping[str, BatteryTask]) -> str:
         return "not one of the tasks"
     today, facts = tasks[result.task].facts, result.facts  # a setting can be newer than a result
     if changed := [key for key, value in today.items() if facts.get(key, value) != value]:
-        return f"other settings ({', '.join(changed[:3])})"
+        return f"different settings ({', '.join(changed[:3])})"
     if code := [module for module, digest in result.code.items() if hash_of(module) != digest]:
-        return f"other code ({', '.join(code[:3])})"
+        return f"different code ({', '.join(code[:3])})"
     return "stale: its mathematics has changed since" if result.stale else ""
 
 
@@ -191,8 +191,8 @@ def battery_table(battery: Battery) -> Table:
         f"it ({SOLVED:.0%}); tokens in a row: {lengths}",
         "order: by the share of seeds that solve a task, then by accuracy, both averaged over "
         "tasks; missing seeds count as 0",
-        "cache: bytes of cache or state in half precision, at the end of the longest rows in "
-        "training; params: of the largest model; *: trained here (all others are shipped)",
+        "cache: bytes of cache or state in half precision, after the longest rows in training; "
+        "params: of the largest model trained on these; *: trained here (all others are shipped)",
         *lacks,
         *(f"left out: {', '.join(own)}: {why}" for why, own in battery.left_out.items()),
     ]

@@ -76,7 +76,7 @@ class Section:
     leader: str | None  # the row with the lowest mean loss; None with one row
     rivals: list[Difference]  # each other row minus the leader
     interactions: list[Difference]  # of two parts: both together, minus the sum of each alone
-    alike: list[str]  # rows not shown to differ from the leader
+    ties: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
     notes: list[str]  # about speeds and missing figures
 
@@ -190,7 +190,7 @@ def compare(
         warnings = differences_in_settings(groups, row, by, own_rates=rates_differ(found.runs))
         unchecked = [name for name, own in groups.items() if not all(run.checked for run in own)]
         if unchecked:
-            warnings.append(f"not checked to be causal: {', '.join(unchecked)}")
+            warnings.append(f"causality not checked (checks=false): {', '.join(unchecked)}")
         if len({run.steps for own in groups.values() for run in own}) > 1 and any(
             "accuracy" in run.settings.get("budget", "") for run in found.runs
         ):
@@ -291,8 +291,8 @@ def make_section(
         ]
     # Two other rows count as different only if one of them differs from the baseline: if all
     # variants are equal, a false claim here requires a false claim against the baseline first.
-    shown = {name for name, d in differences.items() if d.shown} | {baseline}
-    distinct = {d.variant for d in rivals if d.shown and shown & {d.variant, leader}}
+    shown = {name for name, d in differences.items() if d.is_significant} | {baseline}
+    distinct = {d.variant for d in rivals if d.is_significant and shown & {d.variant, leader}}
     return Section(
         parts or {},
         baseline,

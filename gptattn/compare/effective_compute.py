@@ -51,7 +51,7 @@ def fit_curve(
     groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
     means = np.array([own.mean() for own in groups])
     if (np.diff(means) >= 0).any():
-        raise DataError("track", "the baseline's loss does not fall with its budget")
+        raise DataError("track", "the baseline's loss does not fall with budget; train more seeds")
     knots = np.log(compute)
     logs = np.linspace(knots[0], knots[-1], GRID)
     step = 1e-4 * np.ptp(means)
@@ -103,7 +103,7 @@ def _pool(spreads: Sequence[Spread]) -> Spread:
 
 
 @dataclass(frozen=True)
-class Effective:
+class EffectiveCompute:
     """An entry's effective compute, with its 95% interval.
 
     0 and infinity mean below and above the baseline's budgets. `p` is two-sided, for the hypothesis
@@ -119,7 +119,7 @@ class Effective:
 
 def effective_compute(
     losses: Sequence[float], compute: float, curve: Curve, spread: Spread, share: float = 1.0
-) -> Effective:
+) -> EffectiveCompute:
     """Return the effective compute from losses over seeds of runs that used `compute` FLOPs each.
 
     The interval holds each compute at which the curve's loss is not shown to differ from the mean
@@ -147,7 +147,7 @@ def effective_compute(
         # Beyond the baseline's budgets, t is only known to lie beyond its value at the nearest.
         return max(found, 0.0) if at > ratios[-1] else min(found, 0.0) if at < ratios[0] else found
 
-    return Effective(
+    return EffectiveCompute(
         reached(0.0),
         (reached(-two), reached(two)),
         min(1.0, 2 * float(stdtr(spread.degrees, min(t_at(NEGLIGIBLE), -t_at(1 / NEGLIGIBLE))))),
@@ -160,7 +160,7 @@ def judge(
     flops: Sequence[float],
     curve: Curve,
     spreads: Sequence[Spread],
-) -> tuple[list[Effective], list[float], list[str]]:
+) -> tuple[list[EffectiveCompute], list[float], list[str]]:
     """Return each entry's effective compute, its p corrected over all entries, and its verdict."""
     shares = [LOOKS[len(own)] for own in losses]
     found = [
@@ -197,7 +197,7 @@ def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[flo
     return corrected.tolist()
 
 
-def decide(p: float, found: Effective) -> str:
+def decide(p: float, found: EffectiveCompute) -> str:
     """Return better, worse, equivalent or open, from a corrected p.
 
     A difference that is shown can still be small.

@@ -16,7 +16,7 @@ from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.metrics import CACHE, FLOPS, LOSS
-from gptattn.runs.speeds import Measured, find_measured
+from gptattn.runs.speeds import Measurement, find_measured
 from gptattn.runs.two_stages import NAME, FirstStage, TwoStages, variant_key
 from gptattn.settings.config import CONF, default_width
 from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
@@ -36,7 +36,7 @@ LARGEST = 1e30  # drop larger figures: their squares and sums could overflow
 class Match(msgspec.Struct, frozen=True):
     """What `match` did to a run's model: it changed `field` from `before` to `after`."""
 
-    what: str  # the matched cost: params or flops
+    cost: str = msgspec.field(name="what")  # the matched cost: params or flops
     field: str  # the setting that was changed, as model.d_mlp
     before: float | None
     after: float | None
@@ -70,7 +70,7 @@ class Run:
     max_seeds: int = 1_000  # `sweep.max_seeds`
     name: str | None = None  # of its row, if the user gave one
     shared: bool = False  # whether other runs shared its machine
-    speeds: Sequence[Measured] = ()  # measurements of its variant, the newest last
+    speeds: Sequence[Measurement] = ()  # measurements of its variant, the newest last
 
     @property
     def code(self) -> str:

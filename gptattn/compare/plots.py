@@ -182,7 +182,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
     axes = _forest_axes(labels, 0, SIZE[0] + 0.05 * max(map(len, labels)), 0.4)
     low, high = 0.0, 0.0
     for y, (row, d) in enumerate(rows):
-        colour = (BETTER if d.mean < 0 else WORSE) if d.shown else INK
+        colour = (BETTER if d.mean < 0 else WORSE) if d.is_significant else INK
         reference, values = pair_by_seed([base.runs, row.runs]).values
         seeds, ends = values - reference, [d.mean]
         if d.interval is not None and d.n >= MIN_FOR_BAND:
@@ -196,7 +196,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
         )
     room = 0.06 * (high - low) or 1.0
     axes.set_xlim(low - room, high + room)
-    counts = [f"{signed(d.mean)}{'*' * d.shown}  n = {d.n}" for _, d in rows]
+    counts = [f"{signed(d.mean)}{'*' * d.is_significant}  n = {d.n}" for _, d in rows]
     right = axes.secondary_yaxis("right")
     right.set_yticks(range(len(rows)), counts)
     for side, spine in ((axes, "left"), (right, "right")):

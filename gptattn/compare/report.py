@@ -54,7 +54,7 @@ def publish(comparison: Comparison, out: Path | None, still_open: Sequence[str] 
         print(f"warning: {line}", file=sys.stderr)
     if out is not None:
         print(f"page: {write_report(comparison, curves, out, still_open)}")
-        print(f"look: {describe_board(out, comparison)}")
+        print(f"curves: {describe_board(out, comparison)}")
 
 
 def write_report(

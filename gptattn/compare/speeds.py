@@ -9,7 +9,7 @@ from gptattn import command
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import Estimate, critical_t
 from gptattn.runs.metrics import MEASURED, MEMORY, SPEED_RATIO
-from gptattn.runs.speeds import Measured
+from gptattn.runs.speeds import Measurement
 
 HALF_WIDTH = 0.03  # of a ratio's interval that is narrow enough
 
@@ -35,7 +35,7 @@ def are_narrow(seconds: Mapping[str, Sequence[float]], baseline: str) -> bool:
     return all(one.interval and one.interval[1] <= one.mean * (1 + HALF_WIDTH) for one in ratios)
 
 
-def list_measured(runs: Sequence[Run]) -> Sequence[Measured]:
+def list_measured(runs: Sequence[Run]) -> Sequence[Measurement]:
     """Return a row's measurements, the newest last, from any of its runs, which share them."""
     return next((run.speeds for run in runs if run.speeds), ())
 
@@ -56,14 +56,14 @@ def compare_speeds(
         for own in metrics.values():
             own.pop(MEMORY, None)
         why = "shared the machine" if shared else "used different machines or threads"
-        notes.append(f"no peak MB: the runs {why}")
-    bases = {one.session.made: one for one in list_measured(groups[baseline])}
-    pairs: dict[str, tuple[Measured, Measured]] = {}
+        notes.append(f"peak MB left out: the runs {why}")
+    bases = {one.session.timestamp: one for one in list_measured(groups[baseline])}
+    pairs: dict[str, tuple[Measurement, Measurement]] = {}
     if bases:
         newest = [*bases.values()][-1]
         for name in groups:
             for own in list_measured(groups[name]):
-                base = bases.get(own.session.made)
+                base = bases.get(own.session.timestamp)
                 if base is not None and base.place == newest.place:
                     pairs[name] = base, own
         for name, (base, own) in pairs.items():
@@ -74,7 +74,7 @@ def compare_speeds(
                 if metric in base.metrics and metric in newest.metrics:
                     value *= newest.metrics[metric] / base.metrics[metric]
                 metrics[name][metric] = Estimate(len(own.turns.step), value, None)
-        notes.append(f"speeds: medians over rounds in turns, {newest.place}")
+        notes.append(f"speeds: medians over interleaved rounds ({newest.place})")
     lacking = [name for name in groups if name not in pairs]
     for name in lacking:
         for metric in MEASURED:
@@ -83,6 +83,6 @@ def compare_speeds(
         apart = {own[-1].place for name in lacking if (own := list_measured(groups[name]))}
         why = f", measured separately ({'; '.join(sorted(apart))})" if apart else ""
         folders = shlex.join(sorted({str(run.folder.parent) for run in runs}))
-        how = f"to measure them in turns: {command('compare')} {folders} speed=true"
-        notes.append(f"no speed for {', '.join(lacking)}{why}; {how}")
+        how = f"to measure them together: {command('compare')} {folders} speed=true"
+        notes.append(f"speeds left out for {', '.join(lacking)}{why}; {how}")
     return notes

@@ -163,28 +163,28 @@ class Difference:
     comparisons: int
     seeds_needed: int | None  # for 80% power at this mean; None: more than 1,000, or no spread
     first: int | None = None  # seeds in the first stage of `sweep.until`; None: no second stage
-    asked: float | None = None  # half-width that `sweep.until` asks for, nats
+    target_half_width: float | None = None  # half-width that `sweep.until` asks for, nats
 
     @property
-    def shown(self) -> bool:
+    def is_significant(self) -> bool:
         """Whether the runs show a difference: the interval excludes 0."""
         return self.p is not None and self.p < ALPHA
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedValues:
     """Values at the seeds that several groups share.
 
     `first`: how many of these seeds, at the start, are the first stage of `sweep.until`; None: the
-    number of seeds did not depend on results. `asked`: the half-width that it asks for.
+    number of seeds did not depend on results. `target_half_width`: the half-width that it asks for.
     """
 
     values: Array  # [groups, n]
     first: int | None = None
-    asked: float | None = None
+    target_half_width: float | None = None
 
 
-def pair_by_seed(groups: Sequence[Sequence[Run]]) -> Paired:
+def pair_by_seed(groups: Sequence[Sequence[Run]]) -> PairedValues:
     """Return each group's losses at the seeds that all share, [groups, n]."""
     found = [{run.seed: run.metrics[LOSS] for run in runs} for runs in groups]
     stage = _stage(groups)
@@ -195,7 +195,7 @@ def pair_by_seed(groups: Sequence[Sequence[Run]]) -> Paired:
     count = len(common & first)
     # One seed of the first stage gives no deviation.
     half_width = stage.half_width if stage else None
-    return Paired(values, count if 1 < count < len(common) else None, half_width)
+    return PairedValues(values, count if 1 < count < len(common) else None, half_width)
 
 
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
@@ -228,10 +228,10 @@ def compare_family(
 
 
 def compare_interactions(pairs: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -> list[Difference]:
-    """Return by how much both parts differ from their sum: (d - a) - (b - a) - (c - a).
+    """Return how far the effect of both parts is from their sum: (d - a) - (b - a) - (c - a).
 
-    Each four groups a, b, c, d (neither, first, second, both) are paired by seed, and left out if
-    they share none. The correction is over the fours that share two seeds or more.
+    Each quadruple of groups a, b, c, d (neither, first, second, both) is paired by seed, and left
+    out if they share no seed. The correction is over quadruples that share two seeds or more.
     """
     family = [(name, pair_by_seed(groups)) for name, groups in pairs]
     family = [(name, pair) for name, pair in family if pair.values.size]
@@ -244,7 +244,7 @@ def compare_interactions(pairs: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -
     return found
 
 
-def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:
+def _difference(name: str, baseline: str, pair: PairedValues, comparisons: int) -> Difference:
     """Return the statistics of the paired differences of values [2, n]."""
     d, first = pair.values[1] - pair.values[0], pair.first
     mean, varied = float(d.mean()), np.ptp(d[:first]) > RESOLUTION
@@ -260,5 +260,5 @@ def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Dif
         comparisons=comparisons,
         seeds_needed=seeds_needed(mean, spread, comparisons) if varied else None,
         first=first,
-        asked=pair.asked,
+        target_half_width=pair.target_half_width,
     )

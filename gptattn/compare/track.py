@@ -19,7 +19,7 @@ from gptattn.compare.curves import read_curves
 from gptattn.compare.effective_compute import (
     MARGIN,
     NEGLIGIBLE,
-    Effective,
+    EffectiveCompute,
     Spread,
     difference_interval,
     fit_curve,
@@ -54,12 +54,12 @@ FACTS = (
 )
 Ratio = tuple[float, Interval]
 OWN = re.compile(rf"\+*({'|'.join(ATTENTION)})\b")  # what an entry can set
-Given = TypeVar("Given", bound="HeldEntry")
+Given = TypeVar("Given", bound="StoredEntry")
 # The bytes of a run's cache at each length: `runs.load.count_caches`, which imports torch.
 CountCaches = Callable[[Path, Sequence[int]], list[int] | None]
 
 
-class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Results of an attention, tied to hashes of the code or, once shipped, to a fingerprint."""
 
     name: str  # the overrides that make it
@@ -86,7 +86,7 @@ class HeldEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return [f"experiment={experiment}", *self.typed]
 
 
-class Entry(HeldEntry, frozen=True, omit_defaults=True):
+class Entry(StoredEntry, frozen=True, omit_defaults=True):
     """An attention trained for `steps` steps with the track's settings."""
 
     name: str  # the overrides that make it
@@ -96,8 +96,7 @@ class Entry(HeldEntry, frozen=True, omit_defaults=True):
     params: int
     caches: list[int] | None  # bytes of one row in half precision, at CONTEXTS; None: no cache
     rate: float
-    # The settings that all entries share. Shipped entries have only those in FACTS: the fingerprint
-    # tests the others.
+    # Settings that all entries share. Shipped ones have only FACTS: the fingerprint tests the rest.
     regime: dict[str, str]
     # (step, training loss in nats) of one of the runs; only people read it.
     curve: list[tuple[int, float]] = msgspec.field(default_factory=list)
@@ -202,9 +201,9 @@ def ship(entry: Given, fingerprint: Sequence[float], shipped: Iterable[Given]) -
     )
 
 
-def write_shipped(entries: Iterable[HeldEntry], folder: Path) -> None:
+def write_shipped(entries: Iterable[StoredEntry], folder: Path) -> None:
     """Write a file per name with all of its entries. Raises DiskError."""
-    named: dict[str, list[HeldEntry]] = {}
+    named: dict[str, list[StoredEntry]] = {}
     for entry in entries:
         if isinstance(entry, Entry):  # its fingerprint tests the other settings
             facts = {key: value for key, value in entry.regime.items() if key in FACTS}
@@ -222,7 +221,7 @@ class Row:
     difference: float  # bits per byte
     interval: Interval
     spread: Spread  # its own, or shared with other rows
-    effective: Effective
+    effective: EffectiveCompute
     p: float  # of the effective compute, corrected
     verdict: str
     time: Ratio | None  # like `effective`, in seconds on one machine; None: unknown
@@ -352,9 +351,9 @@ def _describe_mismatch(entry: Entry, bases: Sequence[Entry], holds: Callable[[En
     for one in bases:
         changed = sorted({k for k, _ in one.regime.items() ^ entry.regime.items()})
         if "text" in changed:
-            return "trained on another text"
+            return "trained on a different text"
         if changed:
-            return f"other settings ({', '.join(changed[:3])})"
+            return f"different settings ({', '.join(changed[:3])})"
         if entry.is_shipped and one.is_shipped:
             continue
         shipped, own = (entry, one) if entry.is_shipped else (one, entry)
@@ -362,7 +361,7 @@ def _describe_mismatch(entry: Entry, bases: Sequence[Entry], holds: Callable[[En
         expected = {m: hash_of(m) for m in own.code} if shipped.is_shipped else shipped.code
         code = [m for m, digest in own.code.items() if expected.get(m, digest) != digest]
         if code:
-            return f"other code ({', '.join(code[:3])})"
+            return f"different code ({', '.join(code[:3])})"
         if shipped.is_shipped and not holds(shipped):
             return f"{shipped.name} no longer gives the shipped losses with this code"
     return ""
@@ -377,7 +376,7 @@ def _describe_seeds(entry: Entry) -> str:
     return f"has seeds {', '.join(map(str, seeds))}; an entry needs {needed} (docs/track_rules.md)"
 
 
-def _effective_time(entry: Entry, base: Entry, effective: Effective) -> Ratio | None:
+def _effective_time(entry: Entry, base: Entry, effective: EffectiveCompute) -> Ratio | None:
     """Return the effective compute times the ratio of FLOPs per second, with both errors."""
     interval = t_interval(np.log(entry.speeds))
     if interval is None:

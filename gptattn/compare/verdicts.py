@@ -63,12 +63,12 @@ def section_words(section: Section) -> list[str]:
 
 def interaction_words(d: Difference, max_seeds: int) -> str:
     """Return the verdict on two parts: whether together they gain more than the sum of both."""
-    if not d.shown or d.interval is None or d.p is None:
+    if not d.is_significant or d.interval is None or d.p is None:
         return unclear_words(d, max_seeds)
-    low, high = map(signed, d.interval)
-    test = f"95% interval {low} to {high}; n = {d.n}, {p_value(d.p)}"
-    gain = f"{d.variant} gains {'less' if d.mean > 0 else 'more'} than {d.baseline}"
-    return f"{gain}: {signed(d.mean)} nats beyond it ({test})."
+    low, high = d.interval
+    less, least, most = ("less", low, high) if d.mean > 0 else ("more", -high, -low)
+    test = f"95% interval {nats(least)} to {nats(most)}; n = {d.n}, {p_value(d.p)}"
+    return f"{d.variant} gains {nats(abs(d.mean))} nats {less} than {d.baseline} ({test})."
 
 
 def difference_words(row: Row, baseline: Row) -> str:
@@ -77,7 +77,7 @@ def difference_words(row: Row, baseline: Row) -> str:
     if d is None:
         pair = f"{row.name} vs {baseline.name}"
         return f"{pair} cannot be compared: they share no seed. Run both with the same seeds."
-    if not d.shown or d.interval is None or d.p is None:
+    if not d.is_significant or d.interval is None or d.p is None:
         return unclear_words(d, row.runs[-1].max_seeds)
     low, high = d.interval
     worse, least, most = ("worse", low, high) if d.mean > 0 else ("better", -high, -low)
@@ -98,17 +98,19 @@ def unclear_words(d: Difference, max_seeds: int) -> str:
     gap = f"the gap is between {signed(low)} and {signed(high)} nats"
     gap += f" (95% interval; n = {d.n}, {p_value(d.p)})."
     unclear = f"{pair} is too close to tell: {gap}"
-    if d.asked is None:
-        needed, how = d.seeds_needed, f"{max_seeds} seeds of this budget are too few to show it."
-        if needed is not None and needed <= max_seeds:
-            how = f"about {needed} seeds would show it: give 'seed=range(1,{needed + 1})'."
+    if d.target_half_width is None:
+        how = f"even {max_seeds} seeds at this budget would be too few to show it."
+        if (needed := d.seeds_needed) is not None and needed <= max_seeds:
+            how = f"about {needed} seeds would show it: run with 'seed=range(1,{needed + 1})'."
         return f"{unclear} If the true gap is {nats(abs(d.mean))} nats, as observed, {how}"
     # `sweep.until` asks for an interval of this half-width.
-    if high - low <= 2 * d.asked:
+    if high - low <= 2 * d.target_half_width:
         most = nats(max(-low, high))
         return f"{d.variant} and {d.baseline} differ by at most {most} nats, if at all: {gap}"
-    seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
-    return f"{unclear} To narrow it to ±{d.asked:g} nats takes about {seeds:,} seeds."
+    seeds = stein_seeds(d.deviation, d.target_half_width, d.first or d.n, d.comparisons)
+    return (
+        f"{unclear} Narrowing it to ±{d.target_half_width:g} nats would take about {seeds:,} seeds."
+    )
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
@@ -117,12 +119,12 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     They are the same at every seed.
     """
     words = []
+    is_foreign = any(run.uncached for run in row.runs)  # a module of others
     for metric, cost in EXACT_COSTS.items():
         value, of = row.mean(metric), baseline.mean(metric)
         if value and of and abs(value / of - 1) >= 0.0005:
-            words.append(f"{value / of:.3g} times the {cost}")
-    if words and any(run.uncached for run in row.runs):  # a module of others
-        words[-1] += " (FLOPs as torch counts them)"
+            count = " (as torch counts them)" * (is_foreign and metric == FLOPS)
+            words.append(f"{value / of:.3g} times the {cost}{count}")
     return words
 
 
@@ -139,7 +141,7 @@ def speed_words(ratio: float, low: float, high: float) -> str:
 def best_words(section: Section) -> str:
     """Return the verdict on the best row, or why none is named.
 
-    A best row needs MIN_FOR_BEST seeds in every row and an empty `section.alike`.
+    A best row needs MIN_FOR_BEST seeds in every row and an empty `section.ties`.
     """
     leader = next(row for row in section.rows if row.name == section.leader)
     few = [f"{row.name}: {row.n}" for row in section.rows if row.n < MIN_FOR_BEST]
@@ -150,13 +152,13 @@ def best_words(section: Section) -> str:
         how = f"Run every variant with the same {MIN_FOR_BEST} seeds or more"
         return f"{unnamed} too few seeds ({listed(few)}). {how}."
     lowest = f"{leader.name} has the lowest mean loss, but"
-    better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
+    better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.ties]
     if better:
         others = f"{listed(better)} {'is' if len(better) == 1 else 'are'} better"
         how = "Run every variant with the same seeds"
         return f"{unnamed} {lowest} {others} over the seeds in common. {how}."
-    if section.alike:
-        lead = f"its lead over {listed(section.alike)} is not significant"
+    if section.ties:
+        lead = f"its lead over {listed(section.ties)} is not significant"
         return f"The best variant is too close to tell: {lowest} {lead}."
     highest = max(d.p for d in section.rivals if d.p is not None)
     n = min(row.n for row in section.rows)
@@ -169,7 +171,7 @@ def match_words(section: Section) -> list[str]:
     """Say what `match` changed: `match=params: gqa has model.d_mlp=545, not 512`."""
     matched = [(row.name, row.runs[-1].match) for row in section.rows]
     return [
-        f"match={m.what}: {name} has {m.field}={m.after:g}, not {m.before:g}"
+        f"match={m.cost}: {name} has {m.field}={m.after:g}, not {m.before:g}"
         for name, m in matched
         if m is not None and m.before is not None and m.after not in (None, m.before)
     ]

@@ -109,9 +109,9 @@ class BinFiles(TokenSource):
         if not tokenizer.ready or highest >= tokenizer.vocab_size:
             raise ConfigError(
                 "tokenizer",
-                f"did not make the ids up to {highest:,} (read as {bits}-bit ids, as its "
-                "vocabulary needs, unless a header says otherwise); give the one that did, such as "
-                "tokenizer=gpt2 tokenizer.path=FOLDER, or if you lack its files, tokenizer=none "
+                f"cannot have made ids up to {highest:,} (read as {bits}-bit, the width of its "
+                "vocabulary, if the file has no header); give the tokenizer that made them, such "
+                "as tokenizer=gpt2 tokenizer.path=FOLDER, or, without its files, tokenizer=none "
                 f"tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
             )
         sides = digests[: len(train_files)], digests[len(train_files) :]

@@ -93,8 +93,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _check_hash(self, where: str) -> None:
         if self._recorded not in (None, self._sha256):
+            wrong = f"{where} has different tokens from those recorded"
             wanted = "give tokenizer.path=FOLDER with those, or tokenizer.sha256=null for these"
-            raise DataError("tokenizer.sha256", f"{where} has other tokens than recorded; {wanted}")
+            raise DataError("tokenizer.sha256", f"{wrong}; {wanted}")
 
     def encode(self, text: str, field: str) -> Ids:
         utf8(text, field)

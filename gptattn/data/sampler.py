@@ -86,7 +86,7 @@ class TrainingStream:
 
     batch: Callable[[int], Batch]
     first_step: int = 0
-    on_made: Callable[[float], None] = lambda seconds: None  # called after each batch is made
+    on_batch_made: Callable[[float], None] = lambda seconds: None  # called after each batch is made
     accumulate: int = 1  # micro-batches of a step
 
     def __iter__(self) -> Iterator[Batch]:
@@ -94,7 +94,7 @@ class TrainingStream:
         while True:
             start = time.perf_counter()
             batch = self.batch(step)
-            self.on_made(time.perf_counter() - start)
+            self.on_batch_made(time.perf_counter() - start)
             rows = len(batch[0]) // self.accumulate
             yield from zip(*(tensor.split(rows) for tensor in batch), strict=True)
             step += 1

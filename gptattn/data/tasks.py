@@ -41,12 +41,12 @@ class Task(Source):
     val_rows: Count = 1000
 
     def __post_init__(self) -> None:
-        least, _ = self.least()
+        least, _ = self.minimum_sizes()
         if self.vocab_size < least:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
 
     @abstractmethod
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         """Return the smallest vocabulary with several answers, and the shortest row."""
 
     def chance(self) -> float:
@@ -67,7 +67,7 @@ class Task(Source):
 
     def check_length(self, field: str, length: int) -> None:
         """Raise ConfigError, naming the field, if no row can be so short."""
-        _, least = self.least()
+        _, least = self.minimum_sizes()
         if length < least:
             raise ConfigError(
                 field,
@@ -113,7 +113,7 @@ class Recall(Task):
         """Return the numbers of pairs, from low to high."""
         return sorted({self.pairs} if isinstance(self.pairs, int) else {*self.pairs})
 
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         most = self.numbers()[-1]
         return 2 * most + 2, 4 * most  # a key and a value each, id 0, and one more
 
@@ -165,7 +165,7 @@ class NoisyRecall(Task):
     noise_vocab_size: Count = 16
     noise: Annotated[float, Meta(ge=0, lt=1)] = 0.2  # share of the pairs
 
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         return self.noise_vocab_size + 3, 3  # a key and two values; a pair, and its key again
 
     def chance(self) -> float:
@@ -203,7 +203,7 @@ class Copy(Task):
     special: ClassVar[int] = 1  # separator
     vocab_size: Count = 64
 
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         return 3, 2  # the separator, and two to choose from
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
@@ -232,7 +232,7 @@ class Induction(Task):
     special: ClassVar[int] = 1  # marker
     vocab_size: Count = 64
 
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         return 3, 3  # the marker, and two to choose from; two markers, and an id between
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
@@ -260,7 +260,7 @@ class SelectiveCopy(Task):
     vocab_size: Count = 18
     tokens: Count = 16  # to give back
 
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         return 4, 2 * self.tokens  # the blank, the mark, and two to choose from
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:

@@ -27,8 +27,7 @@ SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-# Left out: installed packages, tests, the reference (which is `PythonDocs`), and files that differ
-# from build to build.
+# Left out: installed packages, tests, the reference (`PythonDocs`), and files that vary by build.
 OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
 BUILT = "_sysconfigdata"
 HELD_OUT = 1 / 20  # of the files; some 600 kB

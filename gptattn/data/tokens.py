@@ -89,7 +89,7 @@ class TokenData(RunData):
             if not (in_train | (starts > index.val_start)).any():
                 raise ConfigError(
                     "data.mask_documents",
-                    "the text needs two documents to keep apart; leave it out, or give a folder "
+                    "the text must have two or more documents; set this to false, or give a folder "
                     "of several files, or ids with an end of text and their tokenizer",
                 )
             self.train_documents = partial(number_documents, starts, 0)
@@ -209,8 +209,8 @@ def make_tokens(source: TokenSource, folder: Path, request: Request) -> Index:
             if not train.tokens or val.tokens <= val.context:  # nothing to score
                 raise DataError(
                     "data",
-                    f"{source.name} is too short to train on one part and hold out another; give "
-                    "more text, or something to hold out",
+                    f"{source.name} is too short to split into training and held-out text; "
+                    "give more text, or separate held-out text",
                 )
             held_out.seek(0)
             shutil.copyfileobj(held_out, file)

@@ -35,7 +35,7 @@ class Permutations(Task):
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocab_size", len(_multiply(self.group)[0]))
 
-    def least(self) -> tuple[int, int]:
+    def minimum_sizes(self) -> tuple[int, int]:
         return 2, 2
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:

@@ -31,8 +31,7 @@ class Sampling:
     def draw(self, logits_BV: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the next ids [B, 1]; of equal logits, greedy decoding takes the first.
 
-        The softmax is in float32 or a wider type. Raises NumericError if the largest logit is not
-        finite.
+        The softmax is in float32 or wider. Raises NumericError if the largest logit is not finite.
         """
         # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))

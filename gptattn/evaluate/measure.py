@@ -79,7 +79,7 @@ def measure(
     The run must be able to answer it. The model can be on any device; its weights are in float32.
     """
     if isinstance(question, str):
-        answered = {(one.asked, one.harness) for one in found.tasks.values()}
+        answered = {(one.request, one.harness) for one in found.tasks.values()}
         if (question, version("lm_eval")) in answered and not Path(question).is_file():
             return found
         from gptattn.evaluate.harness import score_tasks  # the extra lm-eval, which takes seconds

@@ -31,11 +31,11 @@ def render_page(
     variant: str,
     prompt: str,
     labels: Sequence[str],
-    even: tuple[float, float],
+    uniform: tuple[float, float],
 ) -> str:
     """Return the page's HTML.
 
-    `labels` has one per token; `even` is the entropy and sink of uniform attention over them.
+    `labels` has one per token; `uniform` is the entropy and sink of uniform attention over them.
     """
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     return fill_template(
@@ -46,7 +46,7 @@ def render_page(
         # Keep line breaks, so that the prompt reads as it was written.
         prompt=make_visible(prompt).replace("␣", " ").replace("⏎", "⏎\n"),
         tokens=len(labels),
-        even=even,
+        uniform=uniform,
         layers=layers,
         script=Markup(script),
         data={

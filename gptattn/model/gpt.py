@@ -262,8 +262,7 @@ class GPT(nn.Module):
     def prepare(self, rows: int | None) -> None:
         """Speed up decoding of `rows` rows at a time, until prepare(None).
 
-        On the CPU, with 2 to 32 rows or with bfloat16 weights, it holds a packed copy of the
-        weights.
+        On the CPU, with 2 to 32 rows or bfloat16 weights, it holds a packed copy of the weights.
         """
         self._prepared_head = None if rows is None else PreparedWeight(self.head, rows)
         for child in self.children():

@@ -143,8 +143,7 @@ def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
 def remove_old(folder: RunFolder, newest: Path) -> None:
     """Keep `newest` and the one before it, and remove the others.
 
-    This includes checkpoints of later steps: the run has resumed from an earlier one, and repeats
-    those steps.
+    Those of later steps go too: the run has resumed from an earlier one, and repeats those steps.
     """
     checkpoints = folder.known_checkpoints()
     kept = [path for path in checkpoints if step_of(path) <= step_of(newest)][:KEPT]

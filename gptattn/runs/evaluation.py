@@ -50,7 +50,7 @@ class CacheLoss(msgspec.Struct, frozen=True):
 class TaskScores(msgspec.Struct, frozen=True):
     """Scores on a task of lm-evaluation-harness, by the harness's metric names."""
 
-    asked: str  # what was requested: the task, its YAML file, group or tag
+    request: str = msgspec.field(name="asked")  # the task, its YAML file, group or tag
     harness: str  # its version
     shots: int | None  # examples before each item; None: a group
     digest: str  # hash of the items with their prompts and answers

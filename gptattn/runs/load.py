@@ -99,8 +99,7 @@ def use_plain_kernels(cfg: TrainConfig) -> TrainConfig:
 def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, Any]]:
     """Return the run's newest good checkpoint and its content; warn about newer bad ones.
 
-    `model`: the run's, of which only names and shapes count. Raises CheckpointError if it has no
-    good one.
+    `model`: the run's; only names and shapes count. Raises CheckpointError if it has no good one.
     """
     checkpoints = folder.known_checkpoints()
     if not checkpoints:

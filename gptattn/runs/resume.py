@@ -40,7 +40,9 @@ def collect_facts(
     }
 
 
-def find_start(folder: RunFolder, cfg: TrainConfig, model: GPT) -> tuple[Path | None, RunState]:
+def find_resume_point(
+    folder: RunFolder, cfg: TrainConfig, model: GPT
+) -> tuple[Path | None, RunState]:
     """Return the newest good checkpoint to resume the run from, and the state that it holds.
 
     Return None, and the state at step 0, if it has no checkpoint yet. Of `model`, only names and

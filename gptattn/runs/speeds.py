@@ -39,14 +39,14 @@ class Turns(msgspec.Struct, frozen=True):
 class Session(msgspec.Struct, frozen=True):
     """Variants that took turns, by `two_stages.variant_key`."""
 
-    made: str  # its time, which identifies it
+    timestamp: str = msgspec.field(name="made")  # its time, which identifies it
     device: str  # its name
     threads: int
     versions: dict[str, str]  # of libraries
     variants: dict[str, Turns]
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A variant's turns, and their session."""
 
     turns: Turns
@@ -70,7 +70,7 @@ def add_speeds(experiment: Path, session: Session) -> None:
 
 def find_measured(
     experiment: Path, key: str, code: str, tokens: int, flops: float
-) -> list[Measured]:
+) -> list[Measurement]:
     """Return the measurements of the variant with this key and code, newest last.
 
     `tokens`: per training step. `flops`: per token.
@@ -78,7 +78,7 @@ def find_measured(
     sessions = disk.read_json(experiment / NAME, list[Session]) or []
     pairs = [(one.variants.get(key), one) for one in sessions]
     return [
-        Measured(turns, session, _list_metrics(turns, tokens, flops))
+        Measurement(turns, session, _list_metrics(turns, tokens, flops))
         for turns, session in pairs
         if turns is not None and turns.code == code
     ]

@@ -32,8 +32,7 @@ class Budget:
         It equals `progress`, except that a budget in seconds starts at `FIRST_PROGRESS`.
         """
         progress = self.progress(step, seconds)
-        # A budget in seconds takes its first step at second 0, where warm-up would waste it at a
-        # learning rate of 0.
+        # A budget in seconds takes its first step at second 0, which warm-up would waste at rate 0.
         return progress if self.seconds is None else max(progress, FIRST_PROGRESS)
 
 

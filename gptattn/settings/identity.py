@@ -144,8 +144,7 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     Files are hashed once and cached. Call this before reading the text, which can take minutes: a
     file edited meanwhile is no longer the code that this process imported.
     """
-    # Of tokenizers and data sources, only modules outside gptattn are hashed: for ours, the hash of
-    # the text stands in.
+    # Of tokenizers and data sources, only foreign modules are hashed: the text's hash covers ours.
     layers = [(one.attn, *one.part.values(), one.position) for one in cfg.kinds()]
     specs = (*chain(*layers), cfg.position, cfg.tokenizer, cfg.data)
     specs = (*specs, cfg.optim.matrices or {}, *cfg.trainer.callbacks.values())
@@ -173,13 +172,13 @@ def differences(was: Provenance | None, now: Provenance) -> list[str]:
     changed = list_changed(was.code, now.code)
     reasons = [f"code of {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
-        reasons.append("it was resumed with other code or another budget")
+        reasons.append("it was resumed with different code or a different budget")
     if was.origin != now.origin:
-        reasons.append("other code made the weights in init_from")
+        reasons.append("different code made the weights in init_from")
     if was.text != now.text:
-        reasons.append("another text")
+        reasons.append("different text")
     if was.weights != now.weights:
-        reasons.append("other weights in init_from")
+        reasons.append("different weights in init_from")
     if was.device != now.device:
         reasons.append(f"on {was.device}, not {now.device}")
     return reasons

@@ -119,7 +119,7 @@ def plan_jobs(
                 try:
                     if cfg.checks:
                         check_layers(cfg)
-                    ready = preflight(cfg, plans=True)
+                    ready = preflight(cfg, shapes_only=True)
                     checks[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
                 except UserError as error:
                     checks[key] = error

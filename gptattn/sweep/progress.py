@@ -26,7 +26,7 @@ def print_plan(home: Path, runs: int, over: int, found: ExistingRuns) -> None:
     for old, why in found.stale.values():
         reasons.setdefault(why, []).append(old.name)
     for why, olds in reasons.items():
-        line = f"stale: {listed(olds)}: {why}; runs again, and keeps the old results"
+        line = f"stale ({why}): {listed(olds)}; training these again, keeping the old results"
         print(f"{line} (to use those, add sweep.keep_stale=true)", flush=True)
 
 

@@ -28,7 +28,7 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
             try:
                 found[row.name] = prepare(row.runs[-1].folder, allow_targets)
             except UserError as error:
-                print(f"no speed for {row.name}: {error}", file=sys.stderr)
+                print(f"speeds left out for {row.name}: {error}", file=sys.stderr)
         if base.name not in found or (len(found) == 1 and list_measured(base.runs)):
             continue
         try:
@@ -36,4 +36,4 @@ def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> N
             for folder in {row.runs[-1].folder.parent for row in section.rows if row.name in found}:
                 add_speeds(folder, session)
         except Exception as error:  # memory, disk or a module: still write the report
-            print(f"no speed: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"speeds left out: {type(error).__name__}: {error}", file=sys.stderr)

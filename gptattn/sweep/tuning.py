@@ -198,7 +198,8 @@ def describe_rates(losses: Mapping[float, float]) -> str:
         for rate, loss in sorted(losses.items())
     )
     at_edge = len(losses) > 1 and best in (min(losses), max(losses))
-    return f"{best:g} is best ({each})" + ", at the edge: a better one can lie beyond" * at_edge
+    hint = ", the lowest or highest tried: a better one may lie beyond" * at_edge
+    return f"{best:g} is best ({each}){hint}"
 
 
 def mark_replaced(chosen: Sequence[Plan]) -> int:

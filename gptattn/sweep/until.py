@@ -108,8 +108,8 @@ class Until:
                     counts[key] = max(counts[key], needs)
         lacking = [p.cfg.variant for p in plans if variant_key(asdict(p.cfg)) not in ours]
         if lacking:
-            names = ", ".join(dict.fromkeys(lacking))
-            print(f"{FIELD}: no more seeds for {names}, without all of the first {first}")
+            why = f"since not all of the first {first} have a result"
+            print(f"{FIELD}: {', '.join(dict.fromkeys(lacking))}: no seeds added, {why}")
         # Record the first stage of these variants, as planned now and as recorded.
         recorded = [RunFolder(run.folder).read_record() for own in ours.values() for run in own]
         keys = sorted({*ours, *map(variant_key, recorded)})

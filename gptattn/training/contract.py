@@ -67,7 +67,7 @@ class Stack:
         modules = nn.ModuleList(self.layers).modules()
         return any(getattr(module, "stops_gradient", False) for module in modules)
 
-    def fail(self, what: str) -> BrokenLayer:
+    def error(self, what: str) -> BrokenLayer:
         """Return the error about the last layer."""
         without = "checks=false trains it anyway, but do not compare it"
         return BrokenLayer(self.field, f"{self.title} {what}; {without}")
@@ -78,7 +78,7 @@ class Stack:
         return torch.randn(2, min(TOKENS, last.context_length), last.d_in, dtype=dtype)
 
 
-class LeastExact(TorchDispatchMode):
+class LowestPrecision(TorchDispatchMode):
     """Finds the tolerance for code that runs in this context: some modules insist on float32."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     dtypes -= {torch.get_default_dtype()}
     if dtypes:
         listed = ", ".join(sorted(map(str, dtypes)))
-        raise stack.fail(f"has weights of {listed}; give it real ones of torch's default dtype")
+        raise stack.error(f"has weights of {listed}; give it real ones of torch's default dtype")
     modules = nn.ModuleList(stack.layers).to(dtype)
     pair = stack.draw_x(dtype)
     T = pair.shape[1]
@@ -180,13 +180,13 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
     notes = []
     for training in (True, False):
         modules.train(training)
-        with torch.set_grad_enabled(training), LeastExact() as seen:
+        with torch.set_grad_enabled(training), LowestPrecision() as seen:
             y = run(stack, pair).detach()
         near = seen.tolerance * float(y.abs().max())
 
         mode = "in training" if training else "in evaluation"
         if not y.isfinite().all():
-            raise stack.fail(f"returns NaN or infinity {mode}; look for a query without keys")
+            raise stack.error(f"returns NaN or infinity {mode}; look for a query without keys")
         with torch.no_grad():
             among = run(stack, changed)
             drew = not torch.equal(torch.get_rng_state(), torch.manual_seed(0).get_state())
@@ -196,13 +196,13 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             alone = y if drops else torch.cat([run(stack, row) for row in pair.split(1)])
             moved = differ(among, run(stack, x) if drops else y[:1], near)
         if any(differ(one, y, near).any() for one in again):
-            raise stack.fail(
+            raise stack.error(
                 f"gives different outputs for the same x {mode}: it keeps state between batches, "
                 "or its randomness ignores self.training or torch's seed; keep state only in the "
                 "cache"
             )
         if moved[0].any() or differ(alone, y, near).any():
-            raise stack.fail(
+            raise stack.error(
                 "mixes the rows of a batch: a row's outputs change with the other rows; let each "
                 "output depend only on its own row"
             )
@@ -212,7 +212,7 @@ def check_stack(stack: Stack, dtype: torch.dtype) -> list[str]:
             output = int(leaks.any(0).nonzero()[0])
             token = cuts[int(leaks[1:, output].nonzero()[-1])]
             which = f"token {token}" if len(cuts) == T - 1 else f"tokens from {token} on"
-            raise stack.fail(
+            raise stack.error(
                 f"is not causal: output {output} changes with {which}; mask the scores, or shift "
                 "what it reads, so that an output depends on no later token"
             )
@@ -240,7 +240,7 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
     grads = differentiate(stack, leaves)
     for name, gradient in grads.items():
         if not gradient.isfinite().all():
-            raise stack.fail(f"has a gradient of {name} that is not finite")
+            raise stack.error(f"has a gradient of {name} that is not finite")
     near = tolerance**0.5 * float(nn.utils.get_total_norm(grads.values()))
     along = {name: torch.randn_like(leaf) for name, leaf in leaves.items()}
 
@@ -258,7 +258,7 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
     # A kink may lie between the points of one step.
     if exact and all(is_wrong(leaves, step) for step in (tolerance, tolerance / 10)):
         wrong = ", ".join(name for name in leaves if is_wrong([name], tolerance)) or "all together"
-        raise stack.fail(
+        raise stack.error(
             f"has a gradient of {wrong} that differs from finite differences; correct its backward "
             "or detach(), or declare stops_gradient = True if this is intended"
         )
@@ -292,7 +292,7 @@ def differentiate(stack: Stack, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
         loss.backward()
     except RuntimeError as error:
         message = f"cannot be trained: backward raises {type(error).__name__}: {error}"
-        raise stack.fail(message) from error
+        raise stack.error(message) from error
     grads = {name: leaf.grad for name, leaf in leaves.items()}
     return {k: torch.zeros_like(leaves[k]) if g is None else g for k, g in grads.items()}
 
@@ -334,8 +334,8 @@ def check_device(cfg: TrainConfig) -> None:
             limit = max(TOLERANCE[dtype], 1e-3)  # as the CPU is in float32
             if errors[name] > (FLIPS if stack.stops_gradient else limit):
                 what = name if name == OUTPUT else f"the gradient of {name}"
-                raise stack.fail(
-                    f"gives other results on {device.type} in {precision} than on a CPU in "
+                raise stack.error(
+                    f"gives different results on {device.type} in {precision} than on a CPU in "
                     f"float32: {what} differs by {errors[name]:.2g} of its norm, beyond rounding; "
                     "choose another backend or trainer.precision"
                 )
@@ -352,16 +352,16 @@ def check_prefixes(stack: Stack, x: Tensor, y: Tensor, near: float) -> None:
     T = x.shape[1]
     for tokens in (1, (T + 1) // 2):
         if differ(run(stack, x[:, :tokens]), y[:, :tokens], near).any():
-            raise stack.fail(
+            raise stack.error(
                 f"is not causal: the output changes with the text's length (alone, the first "
-                f"{tokens} of {T} tokens give other outputs, or NaN); don't use T in a scale"
+                f"{tokens} of {T} tokens give different outputs, or NaN); don't use T in a scale"
             )
     singly = [1] * min(5, T)  # then all but two at once, if there are enough
     middle = [T - 7, 1, 1] if T > 7 else [1] * (T - len(singly))
     for chunks in ([*singly, *middle], [(T + 1) // 2, T // 2]):
         wrong = differ(run(stack, x, chunks), y, near).any(0)
         if wrong.any():
-            raise stack.fail(
+            raise stack.error(
                 f"decodes wrongly: through the cache, output {int(wrong.nonzero()[0])} differs "
                 f"from one full pass (chunks of {','.join(map(str, chunks))} tokens); write every "
                 "token's entries, and read those of all earlier tokens"

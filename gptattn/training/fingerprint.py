@@ -129,7 +129,8 @@ class FingerprintCache:
         """Return the fingerprint of this name. Raises DiskError if it cannot be saved."""
         key = " ".join(overrides)
         if key not in self._fingerprints:
-            print(f"once for this code: three training steps of {name}", file=sys.stderr)
+            what = f"checking that this code reproduces {name}"
+            print(f"{what}: three training steps, once", file=sys.stderr)
             self._fingerprints[key] = compute_fingerprint(overrides)
             write_json(self._file, (self._state, self._fingerprints))
         return self._fingerprints[key]

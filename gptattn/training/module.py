@@ -35,7 +35,7 @@ class LanguageModel(L.LightningModule):
     `schedule(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
     (counted from 1), so budgets in steps and in seconds follow the same curve. On a task, some
     targets are IGNORED, and the accuracy on the others is logged. `matrices`, if given, updates the
-    layers' matrices in place of AdamW. `on_made` gets the seconds that each step's batch took.
+    layers' matrices in place of AdamW. `on_batch_made` gets the seconds that a step's batch took.
     `longer` shares the model's weights and reads rows beyond the trained length in validation.
 
     Raises NumericError if a loss or gradient is not finite: on a CPU before the update; on a GPU
@@ -53,11 +53,11 @@ class LanguageModel(L.LightningModule):
         data: RunData,
         schedule: Callable[[int], float],
         matrices: MatrixRule | None,
-        on_made: Callable[[float], None] = lambda seconds: None,
+        on_batch_made: Callable[[float], None] = lambda seconds: None,
         longer: GPT | None = None,
     ) -> None:
         super().__init__()
-        self.cfg, self.data, self.on_made = cfg, data, on_made
+        self.cfg, self.data, self.on_batch_made = cfg, data, on_batch_made
         self.model, self.optim, self.schedule = model, cfg.optim, schedule
         self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
         self.val_bytes, self.matrices, self.seed = data.val_bytes, matrices, cfg.seed
@@ -88,7 +88,7 @@ class LanguageModel(L.LightningModule):
                 self._step_targets[step] = int((whole[1] != IGNORED).sum())
             return whole if trainer.world_size == 1 else tuple(part[rows] for part in whole)
 
-        return TrainingStream(batch, trainer.global_step, self.on_made, cfg.accumulate)
+        return TrainingStream(batch, trainer.global_step, self.on_batch_made, cfg.accumulate)
 
     def val_dataloader(self) -> Iterable[Batch]:
         rows, trained = self.cfg.batch_size // self.cfg.accumulate, self._trained_length

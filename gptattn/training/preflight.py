@@ -32,7 +32,7 @@ from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.runs.checkpoint import KEPT, RunState
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import use_plain_kernels
-from gptattn.runs.resume import find_start
+from gptattn.runs.resume import find_resume_point
 from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
@@ -71,12 +71,12 @@ class PreparedRun:
 
 
 def preflight(
-    cfg: TrainConfig, resumes: RunFolder | None = None, *, plans: bool = False
+    cfg: TrainConfig, resumes: RunFolder | None = None, *, shapes_only: bool = False
 ) -> PreparedRun:
     """Check the run that these settings describe, and return it ready to start.
 
     `resumes`: the folder of a run to resume; if it has a checkpoint, init_from is not read.
-    `plans`: the run will start elsewhere, so its model gets only shapes, which takes no time.
+    `shapes_only`: the run will start elsewhere, so its model gets only shapes, which takes no time.
     Raises a UserError if the device, model, data, match or weights do not allow the run.
     """
     code = hash_code_for(cfg)  # first: a file edited meanwhile is not what was imported
@@ -102,8 +102,10 @@ def preflight(
     data = None if tokenizer.vocab_size else build_data(cfg, tokenizer)
     if cfg.match != "none":
         cfg = apply_match(cfg, tokenizer.vocab_size)
-    model = make_model(cfg, tokenizer.vocab_size, device, plans)
-    source, state = (None, RunState()) if resumes is None else find_start(resumes, cfg, model)
+    model = make_model(cfg, tokenizer.vocab_size, device, shapes_only)
+    source, state = None, RunState()
+    if resumes is not None:
+        source, state = find_resume_point(resumes, cfg, model)
     data = data or build_data(cfg, tokenizer)
     requested = cfg.validation.lengths
     lengths = sorted({*requested, cfg.model.context_length}) if requested else []
@@ -116,7 +118,7 @@ def preflight(
             origin = read_origin(cfg)  # builds a model, with random weights at first
             begin_from(origin, model, cfg)
         weights_origin = origin.digest, origin.made_by
-    longer = model if plans else lengthen(cfg, model, notes)
+    longer = model if shapes_only else lengthen(cfg, model, notes)
 
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
@@ -195,8 +197,8 @@ def build_callbacks(cfg: TrainConfig) -> "list[Callback]":
     return [*callbacks.values()]
 
 
-def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: bool) -> GPT:
-    """Build the model on the CPU with this seed's random weights; with `plans`, only its shapes.
+def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, shapes_only: bool) -> GPT:
+    """Build the model on the CPU with this seed's random weights, or, with `shapes_only`, none.
 
     Raises ConfigError if it cannot be built, or does not fit in the device's memory for training.
     """
@@ -215,7 +217,7 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, plans: b
         message = f"needs more than the {available / 1e9:,.0f} GB available; use a smaller one"
         raise ConfigError("model", message)
     seed_everything(cfg.seed)
-    return shapes if plans else build_model(cfg, vocab_size)
+    return shapes if shapes_only else build_model(cfg, vocab_size)
 
 
 def lengthen(cfg: TrainConfig, model: GPT, notes: list[str]) -> GPT:

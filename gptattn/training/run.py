@@ -100,7 +100,7 @@ def train(
             summary = _train(ready, run_folder, console)
     console.print(f"run: {os.path.relpath(run_folder.path)}", markup=False)
     parent = shlex.quote(os.path.relpath(run_folder.path.parent))
-    console.print(f"look: tensorboard --logdir {parent}", markup=False)
+    console.print(f"curves: tensorboard --logdir {parent}", markup=False)
     return summary
 
 
@@ -125,13 +125,14 @@ def _record_ending(run_folder: RunFolder, resume: bool) -> Iterator[None]:
     try:
         yield
     except Stopped as stopped:
-        saved = f"step {stopped.step}" if stopped.saved else "only its log"
+        saved = f"the state after step {stopped.step}" if stopped.saved else "only the log"
         again = f"; to resume: {command('train')} {shlex.quote(f'resume={shown}')}"
-        print(f"{shown} holds {saved}{again * stopped.saved}", file=sys.stderr)
+        print(f"{shown}: saved {saved}{again * stopped.saved}", file=sys.stderr)
         raise
     except KeyboardInterrupt:  # in the middle of a step
-        newest = run_folder.known_checkpoints()[:1]
-        print(f"{shown} holds {newest[0].stem if newest else 'no checkpoint'}", file=sys.stderr)
+        steps = [one.stem.replace("=", " ") for one in run_folder.known_checkpoints()]
+        saved = f"last saved at {steps[0]}" if steps else "no checkpoint saved"
+        print(f"{shown}: {saved}", file=sys.stderr)
         raise
     except Exception as error:
         if not run_folder.path.is_dir():
@@ -198,7 +199,7 @@ def _find_finished(
     cfg, state, budget = ready.cfg, ready.state, ready.budget
     if budget.steps is not None and budget.steps < state.step:
         raise ConfigError(
-            "budget", f"is {budget.steps} steps, but {state.step} are already taken; give more"
+            "budget", f"is {budget.steps} steps, but the run has taken {state.step}; give more"
         )
     summary = run_folder.finished()
     if summary is None:

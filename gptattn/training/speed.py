@@ -86,10 +86,11 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
         cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))  # a sweep set it
     if cfg.trainer.processes > 1:
         raise ConfigError("speed", f"{folder} was trained by several processes; speed needs one")
-    ready = preflight(cfg, plans=True)
+    ready = preflight(cfg, shapes_only=True)
     was, now = recorded, ready.provenance
     if was is None or list_changed(was.code | now.code, was.code) or was.device != now.device:
-        raise ConfigError("speed", f"{folder} was made by other code, or on another kind of device")
+        wrong = "was made with different code, or on a different kind of device"
+        raise ConfigError("speed", f"{folder} {wrong}")
     return variant_key(record), was.digest, ready
 
 
@@ -108,7 +109,7 @@ def measure_speeds(
         turns |= {(name, work): turn for work, turn in _calibrate(ready).items()}
     begun, threads = time.perf_counter(), torch.get_num_threads()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
-    shown = f"{', '.join(variants)}, in turns, {threads} thread{'s' * (threads > 1)}"
+    shown = f"{', '.join(variants)}, interleaved, {threads} thread{'s' * (threads > 1)}"
     print(f"measuring the speed of {shown}, about {most:.0f} s", file=sys.stderr, flush=True)
 
     def ends(seconds: dict[Any, list[float]]) -> bool:
@@ -119,7 +120,7 @@ def measure_speeds(
 
     seconds = interleave(turns, MAX_ROUNDS, ends)
     return Session(
-        made=datetime.now(UTC).isoformat(timespec="microseconds"),
+        timestamp=datetime.now(UTC).isoformat(timespec="microseconds"),
         device=device_name(next(iter(variants.values()))[2].device),
         threads=threads,
         versions={name: version(name) for name in ("gptattn", "torch", "lightning")},
@@ -210,4 +211,4 @@ def decode_tokens(ready: PreparedRun, rows: int, tokens: int) -> float:
 
 def _build(ready: PreparedRun) -> Any:
     set_numerics(ready)
-    return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, plans=False)
+    return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, shapes_only=False)

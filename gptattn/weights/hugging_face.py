@@ -123,8 +123,8 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
         if not attend_alike(own.attention, other.attention):
             raise ConfigError(
                 "to",
-                f"layer {layer}: the same heads give other outputs in {family.name}, which scales "
-                "scores by head_dim ** -0.5 and has no window and no soft cap",
+                f"layer {layer}: the same heads give different outputs in {family.name}, which "
+                "scales scores by head_dim ** -0.5 and has no window and no soft cap",
             )
     end = GPT2_END if family is GPT2 and model.vocab_size > GPT2_END else None
     config = {

@@ -42,7 +42,7 @@ class Arguments:
 def measure(arguments: Sequence[str]) -> tuple[dict[str, Any], int]:
     """Time the steps in turns; print and return their seconds."""
     args, overrides = parse_own(Arguments, arguments)
-    cfg = preflight(settings([*overrides, *TWO]), plans=True).cfg
+    cfg = preflight(settings([*overrides, *TWO]), shapes_only=True).cfg
     with torch.device("meta"):
         params = sum(p.numel() for p in build_model(cfg, IDS).parameters())
     run = (*overrides, f"budget.steps={args.steps}")

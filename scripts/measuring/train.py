@@ -189,7 +189,7 @@ def prepare(size: Size, name: str, *more: str) -> PreparedRun:
         "checkpoint=false",
         "sample.tokens=0",
     ]
-    return preflight(settings([*overrides, *more, *overrides_of(name)]), plans=True)
+    return preflight(settings([*overrides, *more, *overrides_of(name)]), shapes_only=True)
 
 
 def our_model(size: Size, name: str) -> GPT:

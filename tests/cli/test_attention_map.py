@@ -21,7 +21,7 @@ def save(folder: Path, *overrides: str) -> Path:
 
 
 def read_table(out: str) -> dict[str, tuple[float, float]]:
-    found = re.findall(r"^ *(\d+|even) +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
+    found = re.findall(r"^ *(\d+|uniform) +([\d.]+) +([\d.]+)$", out, re.MULTILINE)
     return {name: (float(entropy), float(sink)) for name, entropy, sink in found}
 
 
@@ -38,4 +38,4 @@ def test_every_layer_is_drawn(tmp_path, call):
         entropy = torch.distributions.Categorical(w_BHTS[:, :, 1:]).entropy().mean().item()
         sink = w_BHTS[:, :, 1:, 0].mean().item()
         assert means[str(layer)] == pytest.approx((entropy, sink), abs=6e-4)
-    assert set(means) == {"0", "1", "even"}
+    assert set(means) == {"0", "1", "uniform"}

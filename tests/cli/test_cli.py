@@ -92,5 +92,5 @@ def test_the_console_shows_progress_a_sample_the_result_and_the_folder(tmp_path,
         assert shown in out
     assert "\x1b" not in out
     assert f"run: {run.relative_to(tmp_path)}" in out
-    assert f"look: tensorboard --logdir {run.parent.relative_to(tmp_path)}" in out
+    assert f"curves: tensorboard --logdir {run.parent.relative_to(tmp_path)}" in out
     assert f"{summary(run)['metrics']['cost/params']:,}" in out

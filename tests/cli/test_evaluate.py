@@ -58,7 +58,7 @@ def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep, call):
     assert f"{within:.4f} up to 16 tokens, {beyond:.4f} beyond" in out
     assert f"cache              int8  loss {found.caches['int8'].loss:.4f}" in out
     code, out, _ = call(*ask, "lengths=8,24", "cache=full")
-    assert [line.endswith("(as before)") for line in out.splitlines()[1:]] == [True, False, True]
+    assert [line.endswith("measured)") for line in out.splitlines()[1:]] == [True, False, True]
     again = evaluation(run)
     assert again.lengths == found.lengths | {24: again.lengths[24]}
     assert again.caches == found.caches

@@ -55,7 +55,7 @@ def test_the_settings_of_the_first_command_may_stand_beside_resume(tmp_path):
 def test_fewer_steps_than_are_taken_are_refused(stopped, capfd):
     before = content(stopped / "run")
     assert command(stopped, "resume=run", "budget.steps=2") == 2
-    assert is_complaint(capfd.readouterr().err, "budget: 3 are")
+    assert is_complaint(capfd.readouterr().err, "budget: taken 3")
     assert content(stopped / "run") == before
 
 

@@ -144,7 +144,7 @@ def test_the_heat_map_has_each_accuracy_and_recall_is_plotted_by_compute():
 
 def write_runs(folder: Path, name: str, seeds: range, *typed: str, **metrics: float) -> None:
     """Write runs as the sweep records them, with the installed code."""
-    ready = preflight(settings("experiment=battery", f"attn={name}", *typed), plans=True)
+    ready = preflight(settings("experiment=battery", f"attn={name}", *typed), shapes_only=True)
     cfg, data = ready.cfg, ready.data
     for seed in seeds:
         config = asdict(cfg) | {"seed": seed, "overrides": [f"attn={name}", *typed, f"seed={seed}"]}
@@ -177,7 +177,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     report(home, "ship=true")
     out, _ = capfd.readouterr()
     assert re.search(r"mha \* +50\.0±0 0/3 .* 100\.0±0 3/3", out)
-    assert "left out: mha on mixed recall: other settings (budget)" in out
+    assert "left out: mha on mixed recall: different settings (budget)" in out
     assert "lacks seeds: S3 (0 of 3), S5 (0 of 3), noisy recall (0 of 3)" in out
     made = {one.name for one in (home / "comparison").glob("[!.]*")}
     assert made == {"battery.csv", "battery.svg", "battery.png"}

@@ -95,7 +95,7 @@ def test_settings_make_the_same_tokenizer_and_no_other(tmp_path):
     assert ByteLevelBPE(**one.settings()).settings() == one.settings()
     # The same tokens, but the merges in another order.
     hand_made(tmp_path / "a", ["b c", "a b"], ab=256, bc=257)
-    with refuses("tokenizer.sha256: other tokens", 3):
+    with refuses("tokenizer.sha256: different tokens", 3):
         ByteLevelBPE(**one.settings())
     assert ByteLevelBPE(str(tmp_path / "b"), vocab_size=300).settings()["vocab_size"] == 258
 

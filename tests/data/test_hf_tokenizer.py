@@ -224,7 +224,7 @@ def test_files_of_32_bit_ids_are_read_with_and_without_a_header(tmp_path):
     for file in (plain, shard):
         data = load(BinFiles(str(file)), tmp_path / "c", TaskIds(128_256))
         assert [*data.train, *data.val[1:]] == ids.tolist()
-    with refuses("tokenizer: 128,255 (read as 32-bit ids"):
+    with refuses("tokenizer: 128,255 (read as 32-bit"):
         load(BinFiles(str(plain)), tmp_path / "c", TaskIds(128_255))
     plain.write_bytes(ids.tobytes()[:-2])
     with refuses("data.path: as 32-bit ids", 3):

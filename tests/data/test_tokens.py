@@ -202,5 +202,5 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path):
     held_out = load_masked(PlainText(["a" * 40], ["b" * 9, "c" * 9]), tmp_path)
     assert not held_out.training_batch(0, 0, 4, 8)[2].any()
     assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
-    with refuses("data.mask_documents: two documents"):
+    with refuses("data.mask_documents: documents"):
         load_masked(PlainText(["a" * 400]), tmp_path)

@@ -79,7 +79,7 @@ def page(w_LHTS: np.ndarray, labels: list[str]) -> str:
         for number, w_HTS in enumerate(w_LHTS)
     ]
     words = {"run": HOSTILE, "variant": "mha", "prompt": HOSTILE}
-    return render_page(layers, **words, labels=labels, even=(1.25, 0.5))
+    return render_page(layers, **words, labels=labels, uniform=(1.25, 0.5))
 
 
 def scripts(text: str) -> list[tuple[str, str]]:

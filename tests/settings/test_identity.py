@@ -52,8 +52,8 @@ def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(expected):
         ({}, []),
         ({"code": {"a": "1", "b": "3"}}, ["code of b"]),
         ({"code": {"a": "1"}}, ["code of b"]),
-        ({"text": "t2"}, ["another text"]),
-        ({"weights": "w"}, ["other weights in init_from"]),
+        ({"text": "t2"}, ["different text"]),
+        ({"weights": "w"}, ["different weights in init_from"]),
         ({"device": "cuda"}, ["on cpu, not cuda"]),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
     mixed, unknown = resume_provenance(MADE, other, 7), resume_provenance(None, MADE, 7)
-    assert differences(mixed, other) == ["it was resumed with other code or another budget"]
+    assert differences(mixed, other) == ["it was resumed with different code or a different budget"]
     assert len({one.digest for one in (mixed, MADE, other, unknown)}) == 4
     assert resume_provenance(MADE, MADE, 7) == MADE
     RunFolder(tmp_path).write_provenance(mixed)
@@ -79,7 +79,7 @@ def test_an_extended_run_lists_its_budgets_and_its_first_can_be_recovered():
     other = replace(MADE, code={"a": "1", "b": "3"})
     longer = resume_provenance(MADE, MADE, 7, "7 steps")
     assert (MADE.budgets, longer.budgets) == ([], ["7 steps"])
-    assert differences(longer, MADE) == ["it was resumed with other code or another budget"]
+    assert differences(longer, MADE) == ["it was resumed with different code or a different budget"]
     assert longer.digest != MADE.digest
     assert resume_provenance(longer, MADE, 8) == longer  # it was stopped, and goes on
     assert resume_provenance(longer, MADE, 7, "7 steps") == longer

@@ -96,7 +96,7 @@ def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(run, call
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [("data.path={text}", "two documents"), ("data.mask_documents=3", "true or false")],
+    [("data.path={text}", "two or more documents"), ("data.mask_documents=3", "true or false")],
 )
 def test_what_cannot_be_kept_apart_is_refused_in_one_line(override, said, tmp_path):
     given = tiny(tmp_path, *books(tmp_path, override.format(text=tmp_path / "text.txt")))

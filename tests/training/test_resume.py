@@ -60,7 +60,7 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     assert command(tmp_path, *begun(tmp_path, "attn=gqa")) == 128 + number
     err = capfd.readouterr().err
     assert err.startswith({signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}[number])
-    assert f"run holds step {taken}; to resume: gptattn-train resume=run" in err
+    assert f"run: saved the state after step {taken}; to resume: gptattn-train resume=run" in err
     assert "Traceback" not in err
     assert steps_kept(run)[0] == f"step={taken}.safetensors"
     assert taken not in dict(series(run, "val/loss"))  # abandoned, and made up below

@@ -60,7 +60,7 @@ def test_a_turn_of_training_takes_the_runs_own_steps(tmp_path):
     given = tiny(tmp_path, "batch_size=4", "accumulate=2", "model.num_layers=1", "position=none")
     own = {"attn": {"_target_": f"{__name__}.Noted"}, "allow_targets": [__name__]}
     with process_state():
-        ready = preflight(replace(cached_settings(*given), **own), plans=True)
+        ready = preflight(replace(cached_settings(*given), **own), shapes_only=True)
         CALLS.clear()
         assert train_steps(ready, 3) > 0
     sizes = (2, ready.cfg.model.context_length, ready.cfg.model.d_model)
@@ -70,7 +70,7 @@ def test_a_turn_of_training_takes_the_runs_own_steps(tmp_path):
 
 def test_decoding_is_timed_up_to_a_full_context(tmp_path):
     with process_state():
-        ready = preflight(cached_settings(*tiny(tmp_path)), plans=True)
+        ready = preflight(cached_settings(*tiny(tmp_path)), shapes_only=True)
         context = ready.cfg.model.context_length
         assert decode_tokens(ready, 8, context - 1) > 0
 
@@ -108,5 +108,5 @@ def test_a_run_of_other_code_is_not_measured(tmp_path):
     run = RunFolder(train(tmp_path))
     made = run.read_provenance()
     run.write_provenance(replace(made, code=made.code | {"gptattn.model.gpt": "0"}))
-    with process_state(), refuses("speed: other code"):
+    with process_state(), refuses("speed: different code"):
         prepare(run.path)

@@ -285,11 +285,11 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
     [
         (["position=none"], "position=learned"),
         (["model.qkv_bias=false"], "model.qkv_bias=true"),
-        (["attn.scale=0.3"], "other outputs"),
+        (["attn.scale=0.3"], "different outputs"),
         (["part=sink"], "lost"),
         ([*A_LLAMA, "model.mlp=gelu"], "model.mlp=swiglu"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.
-        ([*A_LLAMA, "model.context_length=1100", "attn.window=1050"], "other outputs in llama"),
+        ([*A_LLAMA, "model.context_length=1100", "attn.window=1050"], "different outputs in llama"),
         ([*A_LLAMA, "position.stretch=4.0"], "position.stretch=1.0"),
     ],
 )

@@ -22,7 +22,7 @@ class Part(nn.Module):
     refuses: Mapping[str, str] = {}
     # False for a part that itself mixes tokens across documents.
     keeps_documents: ClassVar[bool] = True
-    uses_values: ClassVar[bool] = False  # whether `mix` needs the values of each head, as own["v"]
+    uses_values: ClassVar[bool] = False  # `mix` needs the values of each head, as entries["v"]
 
     def __init__(self) -> None:
         super().__init__()  # a signature without nn.Module's *args
@@ -54,11 +54,11 @@ class Part(nn.Module):
         """
         return rule
 
-    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
         """Change the heads' outputs, before they are merged; x is the attention's input.
 
-        `own` holds this step's entries and, with `uses_values`, its values as "v": [B, G, T, D], or
-        [B, G, T, n * D] if a value serves n neighbouring heads of y.
+        `entries` has this step's entries and, with `uses_values`, its values as "v": [B, G, T, D],
+        or [B, G, T, n * D] if a value serves n neighbouring heads of y.
         """
         return y_BHTD
 

@@ -29,7 +29,7 @@ class Gate(Part):
         self.headwise = granularity == "headwise"
         self.W_gate = Linear(d_in, num_heads * (1 if self.headwise else head_dim), bias=False)
 
-    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
         if not self.headwise:
             return y_BHTD
         return y_BHTD * torch.sigmoid(self.W_gate(x_BTE)).mT.unsqueeze(-1)

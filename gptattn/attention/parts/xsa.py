@@ -27,9 +27,9 @@ class ExclusiveSelfAttention(Part):
         super().__init__()
         self.alpha_H = nn.Parameter(torch.zeros(num_heads)) if learned else None
 
-    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def mix(self, y_BHTD: Tensor, x_BTE: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
         wide = torch.promote_types(y_BHTD.dtype, torch.float32)
-        u_BGTX, D = F.normalize(own["v"].to(wide), dim=-1), y_BHTD.shape[3]
+        u_BGTX, D = F.normalize(entries["v"].to(wide), dim=-1), y_BHTD.shape[3]
         # [B, G, R, n, T, D]: n heads of y, side by side, have one value of n D numbers.
         n = u_BGTX.shape[3] // D
         y = y_BHTD.to(wide).unflatten(1, (u_BGTX.shape[1], -1, n))

@@ -120,9 +120,10 @@ class NativeSparseAttention(SoftmaxAttention):
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
-        """Return the entries of keys and blocks, and the keys' positions; "pos": -1 and these.
+        """Return the entries of all keys and blocks, and the keys' positions.
 
-        "end" [B or 1, C] has the index of each block's last token, -1: none; "near" the window's.
+        Also "pos": those positions after a leading -1; "end" [B or 1, C]: the index of each block's
+        last token, -1 for none; "near": token numbers in the window, if its ring has wrapped.
         """
         held, k_pos = {**new}, shared.positions
         if cache is not None:

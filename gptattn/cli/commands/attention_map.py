@@ -87,21 +87,21 @@ def run(arguments: Sequence[str]) -> None:
         write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
     keys = torch.arange(2, len(labels) + 1, dtype=torch.float64)  # for each query but the first
-    even = keys.log().mean().item(), keys.reciprocal().mean().item()
+    uniform = keys.log().mean().item(), keys.reciprocal().mean().item()
     page = render_page(
         layers,
         run=name,
         variant=saved.cfg.variant,
         prompt=prompt,
         labels=labels,
-        even=even,
+        uniform=uniform,
     )
     write("attention.html", page.encode())
-    print(f"\n{'layer':>5}  {'entropy':>7}  {'sink':>5}")
+    print(f"\n{'layer':>7}  {'entropy':>7}  {'sink':>5}")
     for layer in layers:
         entropy, sink = np.mean(layer.entropy_H), np.mean(layer.sink_H)
-        print(f"{layer.number:>5}  {entropy:>7.3f}  {sink:>5.3f}")
-    print(f"{'even':>5}  {even[0]:>7.3f}  {even[1]:>5.3f}")
+        print(f"{layer.number:>7}  {entropy:>7.3f}  {sink:>5.3f}")
+    print(f"{'uniform':>7}  {uniform[0]:>7.3f}  {uniform[1]:>5.3f}")
 
 
 main = partial(run_script, run, Arguments)

@@ -46,14 +46,14 @@ def check(overrides: Sequence[str]) -> None:
     for name, run_check in checks.items():
         for line in run_check(cfg):
             print(f"  {name:<12} {line}", flush=True)
-    print(f"{cfg.variant} can be compared")
+    print(f"{cfg.variant} passed every check")
 
 
 def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
     yield f"outputs of {TOKENS} tokens do not depend on later tokens, other rows or other batches"
     yield "prefixes, and chunks through the cache, give the same outputs"
-    yield "gradients are finite and match finite differences; evaluation is not random"
+    yield "gradients are finite and match finite differences; evaluation mode is deterministic"
     check_device(cfg)
     yield f"{cfg.trainer.precision} on the run's device gives the same as float32 on a CPU"
     yield from (f"note: {note.partition(': ')[2]}" for note in notes)
@@ -67,8 +67,8 @@ def _check_saving(cfg: TrainConfig) -> Iterator[str]:
         if not _same(run(first, x), run(second, x)):
             raise BrokenLayer(
                 first.field,
-                f"{first.title} is incomplete in a checkpoint: a copy with its state_dict() gives "
-                "other outputs; use nn.Parameter or register_buffer for learned or random tensors",
+                f"{first.title} is incomplete in a checkpoint: a copy from it gives different "
+                "outputs; use nn.Parameter or register_buffer for learned or random tensors",
             )
     yield "a copy with the same state_dict() gives the same outputs"
 

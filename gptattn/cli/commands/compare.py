@@ -20,11 +20,11 @@ class Arguments:
     """outputs/attention_suite markdown=true"""
 
     folder: tuple[Path, ...] = option(
-        "a folder of runs or sweeps, or one in benchmarks; can be repeated; folder= is optional",
+        "a folder of runs or sweeps, or one in benchmarks; repeatable; you can leave out `folder=`",
         (Path("outputs"),),
         positional=True,
     )
-    baseline: str | None = option("the row to compare with; default: mha")
+    baseline: str | None = option("the row to compare with; default: mha, else the shortest name")
     by: tuple[str, ...] = option(
         "the settings to compare, with all others fixed; default: the attention", ()
     )
@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> None:
 
     still_open = describe_open_sweeps(args.folder)
     for line in still_open:
-        print(f"open: {line}", file=sys.stderr)
+        print(f"unfinished: {line}", file=sys.stderr)
     if (experiment := experiment or find_experiment(runs)) is not None:
         _report_shipped(args, runs, skipped, experiment)
         return
@@ -115,10 +115,10 @@ def _report_shipped(
         print(f"skipped: {line}", file=sys.stderr)
     cache = FingerprintCache(cache_folder(None) / "fingerprints.json")
 
-    def compute(entry: track.HeldEntry) -> list[float]:
+    def compute(entry: track.StoredEntry) -> list[float]:
         return cache.compute(entry.list_overrides(experiment), entry.name)
 
-    def holds(entry: track.HeldEntry) -> bool:
+    def holds(entry: track.StoredEntry) -> bool:
         return agrees(entry.fingerprint, compute(entry))
 
     home = SHIPPED[experiment]

@@ -31,7 +31,7 @@ class Arguments:
     """run=outputs/... lengths=[256,512,1024]"""
 
     run: tuple[Path, ...] = option(
-        "a finished run, or a folder of them, such as a sweep's; can be repeated"
+        "a finished run, or a folder of them, such as a sweep's; repeatable"
     )
     lengths: tuple[Count, ...] = option(
         "loss by position in windows of this many tokens, which can be longer than in training if "
@@ -108,7 +108,7 @@ def evaluate(arguments: Sequence[str]) -> None:
             measured = True
             if found is not earlier:
                 RunFolder(run.folder).write_evaluation(found)
-            before = "  (as before)" if found is earlier else ""
+            before = "  (already measured)" if found is earlier else ""
             print(f"{describe_answer(found, question)}{before}", flush=True)
     for reason, names in refused.items():
         print(one_line(f"left out {', '.join(dict.fromkeys(names))}: {reason}"), file=sys.stderr)
@@ -124,7 +124,7 @@ def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
             + (f" ± {task.errors[key]:.4f}" if key in task.errors else "")
             for name, task in found.tasks.items()
             for key, value in task.values.items()
-            if task.asked == question
+            if task.request == question
         )
     if isinstance(question, int):
         length, trained = found.lengths[question], found.context_length
@@ -139,7 +139,7 @@ def describe_answer(found: Evaluation, question: int | CacheKind | str) -> str:
     line += f"{one.nbytes:,} in all"
     if name == "full":
         return line
-    return f"{line}; {one.loss - found.caches['full'].loss:+z.4f} to full"
+    return f"{line}; {one.loss - found.caches['full'].loss:+z.4f} vs full"
 
 
 main = partial(run_script, evaluate, Arguments)

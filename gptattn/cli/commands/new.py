@@ -21,7 +21,7 @@ TEMPLATES = files("gptattn.cli") / "new_variant"
 class Arguments:
     """mine"""
 
-    name: str = option("name of the module and of attn=NAME; name= is optional", positional=True)
+    name: str = option("names the module and attn=NAME; you can leave out `name=`", positional=True)
 
 
 def run(arguments: Sequence[str]) -> None:
