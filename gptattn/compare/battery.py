@@ -124,6 +124,15 @@ class Battery:
         found = result.accuracies.values() if result else ()
         return [own[metric] for own in found if metric in own]
 
+    def list_unfinished(self) -> set[str]:
+        """Return the rows that lack seeds on a task that they have begun."""
+        found = [
+            (name, self.list_accuracies(name, task))
+            for name, row in self.rows.items()
+            for task in row
+        ]
+        return {name for name, accuracies in found if len(accuracies) < SEEDS}
+
     def score(self, name: str) -> tuple[float, float]:
         """Return the share of seeds that solve a task, and the accuracy, as means over tasks."""
         accuracies = [self.list_accuracies(name, task) for task in self.tasks]

@@ -173,6 +173,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     length = {"val/accuracy_256": 0.5}
     write_runs(home, "mha", seeds, *RECALL)
     write_runs(home, "mha", seeds, *PARITY, **length)
+    write_runs(home, "gqa", range(1, 3), *PARITY, **length)  # not finished, so not shipped
     write_runs(home, "mha", seeds, *(o for o in RECALL if "steps" not in o), "budget.steps=7")
     report(home, "ship=true")
     out, _ = capfd.readouterr()
@@ -182,7 +183,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     made = {one.name for one in (home / "comparison").glob("[!.]*")}
     assert made == {"battery.csv", "battery.svg", "battery.png"}
     kept = read_shipped(tmp_path / "shipped", Result)
-    assert {one.task for one in kept} == {"parity", "mixed recall"}
+    assert {(one.name, one.task) for one in kept} == {("mha", "parity"), ("mha", "mixed recall")}
     assert kept[0].accuracies[2] in ({"val/accuracy": 1.0}, {"val/accuracy": 1.0} | length)
     assert kept[0].fingerprint == compute_fingerprint(["experiment=battery", "attn=mha"])
     # Keys and values of 6 layers, 64 numbers of 2 bytes each, 64 tokens.

@@ -154,6 +154,8 @@ def _report_shipped(
         print(f"figure: {write_with_plots(table, drawn, out)}")
     if args.ship:
         trained = {entry.name for entry in own}
+        if isinstance(shown, battery.Battery):
+            trained -= shown.list_unfinished()  # named in the table's notes
         chosen = [
             entry if entry.is_shipped else track.ship(entry, compute(entry), others)
             for entry in shown.entries
