@@ -187,13 +187,13 @@ class BlockCache(TokenCache):
 
     Block i begins at token i * stride of a row, padding not counted. Its entry is written when its
     last token arrives. Blocks that aren't complete write to the last slot, which is never read.
-    Tails keep the last block - 1 tokens.
+    Tails are tensors of the last block - 1 tokens, which the next blocks need.
     """
 
     def write_blocks(
         self, new: Mapping[str, Tensor], positions: Positions, stride: int, compress: Compress
     ) -> Tensor:
-        """Append T tokens, by the names of their tails, and write the blocks that they complete.
+        """Append T tokens to the tails named in `new`, and write the blocks that they complete.
 
         Returns the index of each block's last token in its row, [batch or 1, blocks], -1 until that
         token arrives; there is at least one block. `compress` gets the tails with the new tokens,

@@ -165,7 +165,7 @@ def make_battery(
     if not found.rows:
         why = "".join(f"; {', '.join(own)}: {why}" for why, own in left_out.items())
         train = "train some: python train.py -m experiment=battery attn=mha"
-        raise DataError("battery", f"has no results; {train}{why}")
+        raise DataError("battery", f"has no results to show{why}; {train}")
     best = sorted(found.rows, key=found.score, reverse=True)
     return Battery(tasks, {name: rows[name] for name in best}, left_out)
 

@@ -107,7 +107,7 @@ class Comparison:
     def table(self) -> DataFrame:
         """Return a pandas DataFrame, as in comparison.csv: a row per variant and section.
 
-        Interactions of parts follow; their `baseline` is the sum of both, and they have no metrics.
+        Interactions of parts follow; their `baseline` is the sum of separate gains; no metrics.
         A metric's column is its mean over `n` seeds, and the columns after it are its 95% interval.
         `difference` is the mean of the paired differences from `baseline` over `paired n` seeds;
         its interval and p have a Bonferroni correction over `comparisons`.

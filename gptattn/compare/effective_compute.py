@@ -28,7 +28,7 @@ GRID = 2_000  # points of the curve
 
 @dataclass(frozen=True)
 class Curve:
-    """The baseline's loss by the logarithm of its compute, from its least to its most budget."""
+    """The baseline's loss by the logarithm of its compute, from smallest to largest budget."""
 
     logs: Array  # [GRID] of FLOPs, ascending
     losses: Array  # [GRID], falling

@@ -240,7 +240,8 @@ def compare_interactions(pairs: Sequence[tuple[str, Sequence[Sequence[Run]]]]) -
     for name, pair in family:
         plain, one, other, both = pair.values
         values = np.stack([one + other - plain, both])
-        found.append(_difference(name, "the sum of both", replace(pair, values=values), m))
+        both_alone = "the sum of their separate gains"
+        found.append(_difference(name, both_alone, replace(pair, values=values), m))
     return found
 
 

@@ -62,7 +62,7 @@ def section_words(section: Section) -> list[str]:
 
 
 def interaction_words(d: Difference, max_seeds: int) -> str:
-    """Return the verdict on two parts: whether together they gain more than the sum of both."""
+    """Return the verdict on two parts: whether together they gain more than apart."""
     if not d.is_significant or d.interval is None or d.p is None:
         return unclear_words(d, max_seeds)
     low, high = d.interval

@@ -22,7 +22,7 @@ DocumentNumbers = Callable[[int, int], NDArray[np.int64]]
 GOLDEN = (5**0.5 - 1) / 2
 
 
-def draws(seed: int, step: int, stream: int = 0) -> np.random.Generator:
+def make_generator(seed: int, step: int, stream: int = 0) -> np.random.Generator:
     """Return the generator of optimizer step `step`; its streams are independent."""
     # Philox is a counter-based generator: (seed, step) is its key, and no state is carried.
     return np.random.Generator(np.random.Philox(counter=[0, 0, 0, stream], key=[seed, step]))
@@ -37,10 +37,10 @@ def window_starts(
     `count` must then be the same at every step.
     """
     if even:  # a Kronecker sequence, randomly shifted
-        shift = draws(seed, 0, stream=2).random()
+        shift = make_generator(seed, 0, stream=2).random()
         numbers = np.arange(step * count, (step + 1) * count)
         return ((shift + GOLDEN * numbers) % 1 * windows).astype(np.int64)
-    return draws(seed, step).integers(0, windows, size=count)
+    return make_generator(seed, step).integers(0, windows, size=count)
 
 
 def training_batch(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch, Batches, draws
+from gptattn.data.sampler import Batch, Batches, make_generator
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
@@ -314,9 +314,9 @@ class TaskData(RunData):
     def __init__(self, task: Task, length: int, tokenizer: Tokenizer) -> None:
         self.task, self.length, self.tokenizer = task, length, tokenizer
         self.slices = task.slices()
-        self.val = task.draw_held_out(draws(VALIDATION, 0), task.val_rows, length)
+        self.val = task.draw_held_out(make_generator(VALIDATION, 0), task.val_rows, length)
         digest = hashlib.sha256(repr(task).encode())
-        ids, targets, *_ = task.draw(draws(VALIDATION, 1), PROBED_ROWS, length)
+        ids, targets, *_ = task.draw(make_generator(VALIDATION, 1), PROBED_ROWS, length)
         differs = type(task).draw_held_out is not Task.draw_held_out
         for part in (*self.val, *[targets] * differs):
             digest.update(part.astype("<i8").tobytes())
@@ -336,7 +336,7 @@ class TaskData(RunData):
         return [row for row, content in enumerate(ids) if content.tobytes() in self.held_out]
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        generator = draws(seed, step)
+        generator = make_generator(seed, step)
         ids, targets, *_ = self.task.draw(generator, batch_size, context_length)
         while rows := self._held_out_rows(ids):
             ids[rows], targets[rows], *_ = self.task.draw(generator, len(rows), context_length)
@@ -346,7 +346,7 @@ class TaskData(RunData):
         rows = self.val
         if context_length != self.length:
             self.task.check_length("validation.lengths", context_length)
-            generator = draws(VALIDATION, context_length)
+            generator = make_generator(VALIDATION, context_length)
             rows = self.task.draw_held_out(generator, self.task.val_rows, context_length)
         parts = (torch.from_numpy(part).split(batch_size) for part in rows)
         return Batches([*zip(*parts, strict=True)])

@@ -7,7 +7,7 @@ import msgspec
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """What an evaluation measured; with another basis, a new one replaces it."""
+    """What an evaluation was measured on; if that changes, a new evaluation replaces it."""
 
     weights: str  # sha256 of their file
     text: str  # sha256, as in the summary

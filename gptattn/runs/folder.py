@@ -119,14 +119,14 @@ class RunFolder:
         """Write the summary, which marks the run as done."""
         self._write(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished_summary(self) -> dict[str, Any] | None:
         """Return the summary of a run that is done; None if it is missing, damaged or not done."""
         summary = disk.read_json(self.summary_file, dict[str, Any]) or {}
         return summary if summary.get("status") == "done" else None
 
     def final_loss(self) -> float | None:
         """Return the validation loss in the summary; None if there is no finite one."""
-        return ((self.finished() or {}).get("metrics") or {}).get(LOSS)
+        return ((self.finished_summary() or {}).get("metrics") or {}).get(LOSS)
 
     def read_provenance(self) -> Provenance | None:
         """Return the run's provenance; None if it has no readable record of it."""

@@ -73,7 +73,7 @@ def check_same(was: dict[str, Any], now: dict[str, Any]) -> None:
         ("device", "trainer.accelerator", "the device"),
     ):
         if was[name] != now[name]:
-            raise ConfigError(setting, f"{what} has changed since the run began; restore it")
+            raise ConfigError(setting, f"{what} has changed since the run began; change it back")
     for name in ("torch", "processes"):
         if was[name] != now[name]:
             print(

@@ -207,7 +207,7 @@ def _index_by_settings(home: Path) -> dict[str, list[RunFolder]]:
     """
     runs: dict[str, list[RunFolder]] = {}
     for run in sorted(find_begun(home), key=lambda run: not run.done):
-        if run.done and run.finished() is None:
+        if run.done and run.finished_summary() is None:
             continue
         try:
             recorded = run.read_provenance()

@@ -20,7 +20,7 @@ from gptattn.decode.sampling import Sampling
 from gptattn.errors import NumericError
 from gptattn.machine.device import Moment, peak_memory_mb, runs_ahead
 from gptattn.runs.metrics import MEMORY, SPEED, STEP_MS, TRAIN_LOSS, lowest_accuracy
-from gptattn.training.compiling import uses
+from gptattn.training.compiling import uses_backend
 from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import PreparedRun
 from gptattn.training.record import MetricsFile, RunTensorBoard, log_row
@@ -39,7 +39,7 @@ class StepClock(L.Callback):
 
     def __init__(self, ready: PreparedRun) -> None:
         self._state, self._device = ready.state, ready.device
-        self._compiling = ready.cfg.compile is True or uses(ready.cfg, "flex")
+        self._compiling = ready.cfg.compile is True or uses_backend(ready.cfg, "flex")
         self._making = 0.0  # seconds spent on the first batch of the steps that are not timed yet
         self._start: Moment | None = None  # of these steps
         self._ended, self._steps = ready.state.step, 0  # the newest step, and their number

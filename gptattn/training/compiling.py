@@ -26,7 +26,9 @@ def count_kinds(cfg: TrainConfig, model: GPT) -> int:
     return len(kinds)
 
 
-def pays(cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float) -> bool:
+def compiling_pays_off(
+    cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float
+) -> bool:
     """Return whether a run on a GPU is so long that saving a quarter of each step pays off."""
     flops = flops_per_token * cfg.batch_size * cfg.model.context_length / cfg.trainer.processes
     launch = LAUNCH_SECONDS * cfg.model.num_layers * cfg.accumulate
@@ -34,14 +36,14 @@ def pays(cfg: TrainConfig, model: GPT, budget: Budget, flops_per_token: float) -
     return seconds >= 4 * COMPILE_SECONDS * count_kinds(cfg, model)
 
 
-def uses(cfg: TrainConfig, backend: str) -> bool:
+def uses_backend(cfg: TrainConfig, backend: str) -> bool:
     """Return whether layers have this backend: flex is compiled even if blocks are not."""
     return any(kind.attn.get("backend") == backend for kind in cfg.kinds())
 
 
 def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
     """Compile the blocks in place, if the settings say so; names in checkpoints stay the same."""
-    if not (cfg.compile or uses(cfg, "flex")):
+    if not (cfg.compile or uses_backend(cfg, "flex")):
         return
     from torch import _dynamo  # slow to import
 
@@ -51,6 +53,6 @@ def compile_blocks(cfg: TrainConfig, model: GPT) -> None:
         _dynamo.config.fail_on_recompile_limit_hit = True  # else it goes on without compiling
         _dynamo.config.optimize_ddp = False  # it would cut a block's graph at DDP's buckets
         # fla's kernels break a block's graph: once, not in every function on the way to them.
-        _dynamo.config.nested_graph_breaks = uses(cfg, "fla")
+        _dynamo.config.nested_graph_breaks = uses_backend(cfg, "fla")
         for block in model.layers():
             block.compile(dynamic=False)

@@ -37,7 +37,7 @@ from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.config import TrainConfig, TrainerConfig, check
 from gptattn.settings.construct import bind, construct, find_target
 from gptattn.settings.identity import Provenance, hash_code_for, hash_kernels
-from gptattn.training.compiling import pays, uses
+from gptattn.training.compiling import compiling_pays_off, uses_backend
 from gptattn.weights.init_from import begin_from, read_origin
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def preflight(
     callbacks = build_callbacks(cfg)
     cfg, notes = resolve_backends(cfg, device)
     # With torch 2.11, breaking a block's graph changes its gradients.
-    cuts_badly = torch.__version__ < "2.13" and uses(cfg, "fla")
+    cuts_badly = torch.__version__ < "2.13" and uses_backend(cfg, "fla")
     if cfg.compile is True and cuts_badly:
         raise ConfigError("compile", "needs torch 2.13 for layers with backend=fla; use false")
     # The data comes after the model, since it takes longest and writes tokens to the cache, unless
@@ -128,7 +128,9 @@ def preflight(
     budget = resolve_budget(cfg.budget, tokens_per_step, cost.flops_per_token)
     if cfg.compile == "auto":
         able = device.type == "cuda" and not (cuts_badly or find_toolchain(device).missing)
-        cfg = replace(cfg, compile=able and pays(cfg, model, budget, cost.flops_per_token))
+        cfg = replace(
+            cfg, compile=able and compiling_pays_off(cfg, model, budget, cost.flops_per_token)
+        )
     kernels = hash_kernels(cfg, device.type)
     return PreparedRun(
         cfg=cfg,
@@ -232,6 +234,6 @@ def lengthen(cfg: TrainConfig, model: GPT, notes: list[str]) -> GPT:
         longer, why = model, error.message.partition(";")[0]
         notes.append(f"validation.lengths: measured only up to {trained}: {why}")
     if more := sum(n for n in {*lengths} - {trained} if n <= longer.context_length):
-        factor = f"{1 + more / trained:.3g} times the tokens of {trained} alone"
+        factor = f"{1 + more / trained:.3g} times as many tokens as with length {trained} alone"
         notes.append(f"validation.lengths: a validation reads {factor}")
     return longer

@@ -201,7 +201,7 @@ def _find_finished(
         raise ConfigError(
             "budget", f"is {budget.steps} steps, but the run has taken {state.step}; give more"
         )
-    summary = run_folder.finished()
+    summary = run_folder.finished_summary()
     if summary is None:
         return None
     reached = cfg.budget.reached(lowest_accuracy(summary["metrics"]))

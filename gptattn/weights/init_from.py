@@ -110,7 +110,7 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
     elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
         raise ConfigError(
             "to",
-            f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
+            f"{cfg.init_from} has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
             f"{target.vocab_size:,}; use the tokenizer it was trained with",
         )
     if "position" in different:

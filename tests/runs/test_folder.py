@@ -18,18 +18,18 @@ def summary(folder: Path, content: object) -> RunFolder:
 
 def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_path):
     run = RunFolder(tmp_path)
-    assert (run.done, run.finished(), run.final_loss()) == (False, None, None)
+    assert (run.done, run.finished_summary(), run.final_loss()) == (False, None, None)
     for text in ('{"status": "done", "metrics": {"val/lo', "[1, 2]", "\x00", "3"):
         (tmp_path / "summary.json").write_text(text)
-        assert (run.done, run.finished()) == (True, None)
+        assert (run.done, run.finished_summary()) == (True, None)
         with pytest.raises(ValueError, match=r"summary\.json"):
             run.read_summary()
     whole = {"status": "done", "metrics": {"val/loss": 2.5}}
-    assert summary(tmp_path, whole).finished() == whole
+    assert summary(tmp_path, whole).finished_summary() == whole
     assert run.final_loss() == 2.5
     summary(tmp_path, whole | {"status": "failed"})
     assert run.read_summary()["status"] == "failed"
-    assert run.finished() is None
+    assert run.finished_summary() is None
 
 
 def test_settings_read_back_as_written_even_from_another_version(tmp_path):

@@ -26,7 +26,7 @@ from gptattn.model.gpt import GPT
 from gptattn.settings.budget import Budget
 from gptattn.settings.compose import settings as compose_settings
 from gptattn.settings.config import TrainConfig
-from gptattn.training.compiling import compile_blocks, count_kinds, pays
+from gptattn.training.compiling import compile_blocks, compiling_pays_off, count_kinds
 
 # By torch itself.
 pytestmark = [
@@ -78,7 +78,7 @@ def test_a_run_compiles_if_it_trains_four_times_as_long_as_that_takes(model, bud
     with torch.device("meta"):
         built = build_model(cfg, 50_304)
     flops_per_token = 8e8 if model[0] == "model=gpt2_small" else 1e6
-    assert pays(cfg, built, budget, flops_per_token) == worth
+    assert compiling_pays_off(cfg, built, budget, flops_per_token) == worth
 
 
 @pytest.fixture
@@ -96,7 +96,8 @@ def test_all_runs_of_a_sweep_compile_where_its_longest_does(
     tmp_path, monkeypatch, planned_on_a_gpu
 ):
     monkeypatch.setattr(
-        "gptattn.training.preflight.pays", lambda cfg, model, budget, flops: budget.steps == 14
+        "gptattn.training.preflight.compiling_pays_off",
+        lambda cfg, model, budget, flops: budget.steps == 14,
     )
     known: list[tuple[int | None, bool]] = []
 

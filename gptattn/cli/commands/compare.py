@@ -24,7 +24,9 @@ class Arguments:
         (Path("outputs"),),
         positional=True,
     )
-    baseline: str | None = option("the row to compare with; default: mha, else the shortest name")
+    baseline: str | None = option(
+        "the row to compare with; default: mha, else that with the fewest words"
+    )
     by: tuple[str, ...] = option(
         "the settings to compare, with all others fixed; default: the attention", ()
     )

@@ -81,8 +81,8 @@ def evaluate(arguments: Sequence[str]) -> None:
         for question in questions or [cfg.model.context_length]:
             try:
                 if not isinstance(data, TokenData):
-                    what = f"data={cfg.choices['data']} is not one text"
-                    raise ConfigError("run", f"{what}; use a run that trained on one")
+                    what = f"data={cfg.choices['data']} is not a text"
+                    raise ConfigError("run", f"{what}; use a run that was trained on text")
                 check_question(saved, data, question)
                 possible.append(question)
             except ConfigError as error:
