@@ -8,7 +8,7 @@ from loading import request
 from scipy.stats import chisquare
 from support import refuses
 
-from gptattn.data.sampler import draws
+from gptattn.data.sampler import make_generator
 from gptattn.data.tasks import (
     IGNORED,
     Copy,
@@ -60,7 +60,7 @@ def answers(task: Task, ids: list[int]) -> list[int]:
 @pytest.mark.parametrize("length", [47, 48])
 @pytest.mark.parametrize("task", TASKS, ids=repr)
 def test_every_row_is_solved_by_the_rule_of_its_task(task, length):
-    drawn = task.draw(draws(1, 7), 200, length)
+    drawn = task.draw(make_generator(1, 7), 200, length)
     ids, targets, *_ = drawn
     assert ids.shape == targets.shape == (200, length)
     assert 0 <= ids.min() <= ids.max() < task.vocab_size
@@ -71,15 +71,15 @@ def test_every_row_is_solved_by_the_rule_of_its_task(task, length):
         # A filler of `Recall` may be a key by chance; it is not scored.
         assert [solved[i] for i in scored] == [expected[i] for i in scored]
     # They are a function of seed and step.
-    assert np.array_equal(task.draw(draws(1, 7), 200, length), drawn)
+    assert np.array_equal(task.draw(make_generator(1, 7), 200, length), drawn)
     for seed, step in ((1, 8), (2, 7)):
-        assert not np.array_equal(task.draw(draws(seed, step), 200, length)[0], ids)
+        assert not np.array_equal(task.draw(make_generator(seed, step), 200, length)[0], ids)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=repr)
 def test_a_constant_guess_is_right_at_the_stated_chance(task):
-    draws = [task.draw_held_out(np.random.default_rng(seed), 4_000, 48) for seed in (1, 2)]
-    (_, seen, *_), (_, targets, *labels) = draws
+    make_generator = [task.draw_held_out(np.random.default_rng(seed), 4_000, 48) for seed in (1, 2)]
+    (_, seen, *_), (_, targets, *labels) = make_generator
     guess = np.bincount(seen[seen != IGNORED]).argmax()
     for label in range(max(1, len(task.slices()))):
         of_slice = targets != IGNORED
@@ -106,7 +106,7 @@ def test_states_are_scored_at_each_id_in_training_and_held_out_at_the_last():
 def test_rows_of_permutations_are_those_worked_by_hand():
     # 021, 102, 120 (which takes 0 to 1, 1 to 2 and 2 to 0), and 021 again.
     assert answers(Permutations(), [1, 2, 3, 1]) == [1, 3, 4, 2]  # 021, 120, 201, 102
-    ids, _ = SWAPS.draw(draws(1, 0), 500, 20)
+    ids, _ = SWAPS.draw(make_generator(1, 0), 500, 20)
     elements = sorted(permutations(range(5)))
     moved = {i: sum(a != b for a, b in enumerate(elements[i])) for i in set(ids.flatten().tolist())}
     assert sorted(moved.values()) == [0] + [2] * 10
@@ -115,7 +115,7 @@ def test_rows_of_permutations_are_those_worked_by_hand():
 def test_rows_of_mixed_recall_have_the_pairs_of_their_label():
     task = Recall(64, pairs=(3, 11))
     assert task.slices() == ("pairs_3", "pairs_11")
-    _, targets, labels = task.draw(draws(1, 0), 400, 48)
+    _, targets, labels = task.draw(make_generator(1, 0), 400, 48)
     assert (labels == labels[:, :1]).all()
     assert 140 < labels[:, 0].sum() < 260
     assert ((targets != IGNORED).sum(1) == np.array([3, 11])[labels[:, 0]]).all()
@@ -129,7 +129,7 @@ def test_rows_of_mixed_recall_have_the_pairs_of_their_label():
 
 def test_a_key_among_noise_asks_once_it_was_seen():
     task = NoisyRecall(21, noise_vocab_size=8, noise=0.5)  # six keys, seven values
-    ids, targets = task.draw(draws(1, 0), 300, 30)
+    ids, targets = task.draw(make_generator(1, 0), 300, 30)
     assert 0.4 < (ids[:, :-2:2] >= 13).mean() < 0.5  # one pair at least is none
     assert ((ids[:, ::2] >= 13) == (ids[:, 1::2] >= 13)).all()
     for row, wanted in zip(ids.tolist(), targets.tolist(), strict=True):
@@ -142,7 +142,7 @@ def test_a_key_among_noise_asks_once_it_was_seen():
 
 def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs():
     task = Recall(64, pairs=4)
-    ids, targets = task.draw(draws(1, 1), rows=2_000, length=64)
+    ids, targets = task.draw(make_generator(1, 1), rows=2_000, length=64)
     assert ((targets != IGNORED).sum(axis=1) == 4).all()
     keys = np.sort(ids[:, 0:8:2], axis=1)
     asked = np.sort(ids[targets != IGNORED].reshape(-1, 4), axis=1)
@@ -152,7 +152,7 @@ def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs():
     gaps = (np.nonzero(targets != IGNORED)[1] - 8) // 2
     # The law p ~ gap ** -0.99 puts about half of its weight on the first seven of 28 places.
     assert 0.55 < (gaps < 7).mean() < 0.75
-    ids, targets = Recall(64, pairs=4, blanks=True).draw(draws(1, 1), rows=100, length=32)
+    ids, targets = Recall(64, pairs=4, blanks=True).draw(make_generator(1, 1), rows=100, length=32)
     assert set(ids[:, 8:][targets[:, 8:] == IGNORED].tolist()) == {0}
 
 
@@ -207,7 +207,7 @@ def test_no_row_that_is_validated_on_is_trained_on():
     data = TaskData(Copy(9), 8, TaskIds())
     held_out = {tuple(row) for ids, _ in data.validation(100, 8) for row in ids.tolist()}
     assert 800 < len(held_out) <= 1000
-    drawn, _ = data.task.draw(draws(1, 5), 1000, 8)
+    drawn, _ = data.task.draw(make_generator(1, 5), 1000, 8)
     assert sum(tuple(row) in held_out for row in drawn.tolist()) > 100
     ids, targets = data.training_batch(1, 5, 1000, 8)
     assert not any(tuple(row) in held_out for row in ids.tolist())

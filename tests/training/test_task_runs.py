@@ -9,7 +9,7 @@ from building import settings
 from support import command, config, rows, series, summary, tiny, train
 
 from gptattn.build.model import build_model
-from gptattn.data.sampler import draws
+from gptattn.data.sampler import make_generator
 from gptattn.data.tasks import VALIDATION, Recall, TaskData
 from gptattn.data.tokenizer import TaskIds
 from gptattn.runs.folder import RunFolder
@@ -53,7 +53,7 @@ def test_a_run_ends_with_the_validation_that_reaches_the_accuracy(tmp_path, capf
 
 def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run):
     saved = load_run(run)
-    ids, targets = Recall(40, 10, 3).draw(draws(VALIDATION, 0), 10, 16)
+    ids, targets = Recall(40, 10, 3).draw(make_generator(VALIDATION, 0), 10, 16)
     with torch.no_grad():
         logits = saved.model(torch.from_numpy(ids)).flatten(0, 1)
     wanted = torch.from_numpy(targets).flatten()
@@ -70,7 +70,9 @@ def test_the_first_training_loss_is_that_of_the_first_batch(run):
     cfg = settings(*tiny(run.parent, *RECALL))
     torch.manual_seed(1)
     model = build_model(cfg, 40)
-    ids, targets = (torch.from_numpy(part) for part in Recall(40, 10, 3).draw(draws(1, 0), 4, 16))
+    ids, targets = (
+        torch.from_numpy(part) for part in Recall(40, 10, 3).draw(make_generator(1, 0), 4, 16)
+    )
     wanted = targets.masked_fill(targets < 0, MASKED).flatten()
     expected = torch.nn.functional.cross_entropy(
         model(ids).flatten(0, 1), wanted, ignore_index=MASKED

@@ -10,7 +10,7 @@ from building import settings
 from support import check_job, refuses, rows, series, summary, tiny, train
 
 from gptattn.build.longer import build_longer
-from gptattn.data.sampler import draws
+from gptattn.data.sampler import make_generator
 from gptattn.data.tasks import IGNORED, VALIDATION, Copy, Rows
 from gptattn.runs.load import load_run
 from gptattn.runs.metrics import lowest_accuracy
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_accuracies_by_length_and_slice_come_from_the_trained_weights(run):
     saved, expected = load_run(run, [__name__]), {}
     for length in (8, 16, 24, 40):
-        generator = draws(VALIDATION, length if length != 16 else 0)
+        generator = make_generator(VALIDATION, length if length != 16 else 0)
         ids, targets, labels = Halves(5, 9).draw(generator, 9, length)
         with torch.no_grad():
             logits = build_longer(saved.cfg, saved.model, length)(torch.from_numpy(ids))
