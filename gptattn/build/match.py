@@ -42,15 +42,15 @@ def apply_match(cfg: TrainConfig, vocab_size: int) -> TrainConfig:
     return replace(new, match_made=record)
 
 
-def describe_match(made: Spec) -> str:
+def describe_match(record: Spec) -> str:
     """Return a line for a run's `match_made`: what changed, and how close the costs are now."""
-    field, before, after = made["field"], made["before"], made["after"]
+    field, before, after = record["field"], record["before"], record["after"]
     change = f"{field} {before} -> {after}"
     if before == after:
         change = f"{field} stays {after}"
-    apart = abs(made["reached"] - made["target"]) / made["target"]
-    figures = f"{made['reached']:,.0f} against {made['target']:,.0f} of {made['to']}"
-    return f"match={made['what']}: {change}; {figures} ({apart:.2%} apart)"
+    apart = abs(record["reached"] - record["target"]) / record["target"]
+    figures = f"{record['reached']:,.0f} against {record['target']:,.0f} of {record['to']}"
+    return f"match={record['what']}: {change}; {figures} ({apart:.2%} apart)"
 
 
 def _measure_figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:

@@ -104,8 +104,8 @@ class TokenData(RunData):
 
     def facts(self) -> dict[str, Any]:
         counts = {"train_tokens": len(self.train), "val_tokens": len(self.val) - 1}
-        known = {"val_bytes": self.val_bytes, "documents": self.index.documents}
-        return counts | {name: value for name, value in known.items() if value is not None}
+        optional = {"val_bytes": self.val_bytes, "documents": self.index.documents}
+        return counts | {name: value for name, value in optional.items() if value is not None}
 
 
 def number_documents(

@@ -108,8 +108,8 @@ def read_layers(
         having = [name for name, spec in specs.items() if spec.get(setting) is not None]
         for name, spec in specs.items() if not having else ():
             arguments = takes[name]
-            known = setting in arguments.types or arguments.others
-            having += [name] * (setting in spec or known)
+            has_argument = setting in arguments.types or arguments.others
+            having += [name] * (setting in spec or has_argument)
         if not having:
             hint = suggest(setting, {one for spec in specs.values() for one in spec} - {"_target_"})
             raise ConfigError(key, f"no {GROUPS[group]} in {shown} has it; {hint}")

@@ -112,9 +112,11 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
     return [*losses, cost.flops_per_token, float(cost.params)]
 
 
-def agrees(known: Sequence[float], found: Sequence[float]) -> bool:
+def agrees(shipped: Sequence[float], computed: Sequence[float]) -> bool:
     """Return whether two fingerprints are equal within TOLERANCE."""
-    return len(known) == len(found) and np.allclose(found, known, rtol=TOLERANCE, atol=0.0)
+    return len(shipped) == len(computed) and np.allclose(
+        computed, shipped, rtol=TOLERANCE, atol=0.0
+    )
 
 
 class FingerprintCache:

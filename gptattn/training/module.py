@@ -246,8 +246,8 @@ class LanguageModel(L.LightningModule):
             hidden = model.hidden(ids, None, more[0] if more and not of_task else None)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if of_task:
-            known = self._scored if size == 1 else int((targets != IGNORED).sum())
-            hidden, targets, *labels = drop_ignored(hidden, targets, known, *more)
+            count = self._scored if size == 1 else int((targets != IGNORED).sum())
+            hidden, targets, *labels = drop_ignored(hidden, targets, count, *more)
             self._count(find_hits(hidden, head, targets, chunk), length, *labels)
             if length != self._trained_length:
                 return
