@@ -103,7 +103,7 @@ class Attention(nn.Module, ABC):
     def choose_backend(
         self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
     ) -> tuple[str, str]:
-        """Return `auto`'s backend on a GPU, for products in `dtype`, and why it isn't faster."""
+        """Return `auto`'s backend on a GPU for products in `dtype`, and why no faster one."""
         return self.plain_backend, ""
 
     def initialise(self, std: float) -> None:
@@ -141,7 +141,7 @@ class Attention(nn.Module, ABC):
             return Shared(range(start, stop))
         if isinstance(shared.positions, Documents) and not (cache is None and self.keeps_documents):
             which = self.title if cache is None else "a cache"
-            raise ValueError(f"documents: {which} cannot keep documents apart; pass one per row")
+            raise ValueError(f"documents: {which} cannot keep them apart; pass one in each row")
         return shared
 
 
@@ -246,7 +246,7 @@ def window_of(window: float | None, context_length: int, name: str = "window") -
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
             f"{name}={window} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, including the current one, or a share of the context below 1"
+            f"{context_length} tokens, current one included, or, below 1, a share of the context"
         )
     return window
 

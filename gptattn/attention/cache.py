@@ -147,7 +147,7 @@ class TokenCache(Cache):
     ) -> tuple[dict[str, Tensor], range | Tensor]:
         """Write tokens past the ring's end; return the entries that they see, and their numbers."""
         if self.sinks:
-            raise ValueError(f"{stop - start} tokens at once; a full cache with sinks takes one")
+            raise ValueError(f"{stop - start} tokens: a full cache with sinks takes one at a time")
         # The first query can see an entry that the last token overwrites: read before writing.
         old = min(start, self.capacity)
         held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}

@@ -135,7 +135,7 @@ class SoftmaxAttention(Attention):
             return Linear(width, self.d_out, bias=bias)
         if width != self.d_out:
             raise ValueError(
-                f"out_proj=False needs num_heads * head_dim={width} = d_out={self.d_out}; use true"
+                f"out_proj=false needs num_heads * head_dim to be d_out={self.d_out}; use true"
             )
         return None
 

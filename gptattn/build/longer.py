@@ -86,7 +86,7 @@ def build_longer(cfg: TrainConfig, model: GPT, length: int) -> GPT:
     if difference > TOLERANCE:
         raise ConfigError(
             "lengths",
-            f"{length}: with so long a context, {cfg.variant} gives different outputs within its "
-            f"{trained} trained tokens; give lengths up to {trained}",
+            f"{length}: with this context, {cfg.variant} gives different outputs within the "
+            f"{trained} tokens of its trained context; give lengths up to {trained}",
         )
     return longer

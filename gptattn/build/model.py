@@ -153,7 +153,7 @@ def resolve_backends(
                     why = why if chosen[field] == name else "as the sweep chose"
                     notes[f"{field}.backend={chosen[field]}" + f": {why}" * bool(why)] = None
     except RuntimeError:
-        notes["backend: a layer reads values when built, so it has no faster kernel"] = None
+        notes["backend: unchanged, because a layer cannot be built on the meta device"] = None
     return cfg.with_backends(chosen), [*notes]
 
 

@@ -51,7 +51,8 @@ def fit_curve(
     groups = [np.asarray(losses[spent], dtype=np.float64) for spent in compute]
     means = np.array([own.mean() for own in groups])
     if (np.diff(means) >= 0).any():
-        raise DataError("track", "the baseline's loss does not fall with budget; train more seeds")
+        why = "the baseline's loss does not fall as its budget grows"
+        raise DataError("track", f"{why}; train more seeds")
     knots = np.log(compute)
     logs = np.linspace(knots[0], knots[-1], GRID)
     step = 1e-4 * np.ptp(means)

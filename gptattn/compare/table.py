@@ -100,7 +100,7 @@ class Table:
         console.print(shown)
         fitting = {column[0] for column in columns}
         out = ", ".join(heading for heading in self.cells[0] if heading not in fitting)
-        wider = [f"hidden at this width, but in the report's files: {out}"] if out else []
+        wider = [f"columns hidden at this width, but in the report's files: {out}"] if out else []
         for line in [*wider, *self.words, *self.notes]:
             console.print(f"- {line}", markup=False)
         console.print()

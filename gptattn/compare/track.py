@@ -271,7 +271,7 @@ def make_track(
     baseline = _choose_baseline([entry for entry in entries if entry.is_baseline], holds)
     compared, left_out = _choose_entries(entries, baseline, holds)
     if stale := dict.fromkeys(entry.name for entry in shipped if entry.stale):
-        left_out["stale: its mathematics has changed since"] = [*stale]
+        left_out["stale: the mathematics has changed since"] = [*stale]
     steps = [*dict.fromkeys(entry.steps for entry in compared)]
     losses = [[*entry.losses.values()] for entry in compared]
     groups = [[*baseline[one].losses.values()] for one in steps] + losses
@@ -332,7 +332,7 @@ def _choose_entries(
         elif why := _describe_mismatch(entry, bases, holds):
             why += hint if own and not entry.is_baseline else ""
         elif entry.is_baseline:
-            why = "it has one seed, or another has more seeds or is newer" if own else ""
+            why = "it has one seed, or another result has more seeds or is newer" if own else ""
         elif not (why := _describe_mismatch(entry, newer, holds)):
             begun.add(key)
             why = _describe_seeds(entry)

@@ -101,7 +101,7 @@ def unclear_words(d: Difference, max_seeds: int) -> str:
     if d.target_half_width is None:
         how = f"even {max_seeds} seeds at this budget would be too few to show it."
         if (needed := d.seeds_needed) is not None and needed <= max_seeds:
-            how = f"about {needed} seeds would show it: run with 'seed=range(1,{needed + 1})'."
+            how = f"about {needed} seeds would show it (80% power): 'seed=range(1,{needed + 1})'."
         return f"{unclear} If the true gap is {nats(abs(d.mean))} nats, as observed, {how}"
     # `sweep.until` asks for an interval of this half-width.
     if high - low <= 2 * d.target_half_width:

@@ -54,7 +54,7 @@ class Task(Source):
         return 1 / (self.vocab_size - self.special)
 
     def slices(self) -> tuple[str, ...]:
-        """Return names (not just numbers) of the kinds of questions, if `draw` labels them."""
+        """Return names, not numbers, of the kinds of questions, if `draw` labels them."""
         return ()
 
     @abstractmethod
@@ -66,7 +66,7 @@ class Task(Source):
         return self.draw(generator, rows, length)
 
     def check_length(self, field: str, length: int) -> None:
-        """Raise ConfigError, naming the field, if no row can be so short."""
+        """Raise ConfigError, naming the field, if no row can be this short."""
         _, least = self.minimum_sizes()
         if length < least:
             raise ConfigError(

@@ -55,8 +55,8 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
 class TokenData(RunData):
     """Training tokens and held-out tokens of one text, from a token file.
 
-    The request's tokenizer takes its vocabulary. Raises ConfigError for too few ids, or if there
-    are no documents to keep apart.
+    The request's tokenizer gets the index's vocabulary. Raises ConfigError for too few ids, or if
+    there are no documents to keep apart.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ def read_index(folder: Path) -> Index:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         (folder / STARTS).stat()
         if (folder / TOKENS).stat().st_size != index.tokens * index.id_bits // 8:
-            raise ValueError(f"{TOKENS} is not as {INDEX} says")
+            raise ValueError(f"{TOKENS} does not match {INDEX}")
         return index
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(

@@ -45,7 +45,7 @@ class HarnessModel(TemplateLM):
 
     Requests are cut at the left to the trained context, as the harness's own HFLM does. An empty
     context becomes the end-of-text id. Raises DataError if there is none, for a text without ids,
-    and to score no token or more than the context; ConfigError to generate as many as the context.
+    and if asked to score no tokens or more than fit; ConfigError if asked to generate as many.
     """
 
     def __init__(self, saved: SavedRun) -> None:

@@ -105,7 +105,7 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
     if not checkpoints:
         raise CheckpointError(
             "run",
-            f"{folder.path} has no checkpoint; train with checkpoint=true until a validation",
+            f"{folder.path} has no checkpoint; use checkpoint=true and train past a validation",
         )
     bad: list[str] = []
     for path in checkpoints:

@@ -33,11 +33,11 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
                 ]
                 count += 1
     except FileNotFoundError:
-        damage = "has no metrics.jsonl: no curves"
+        damage = "no metrics.jsonl, so no curves"
     except OSError as error:
-        damage = f"metrics.jsonl: {error.strerror}: no curves"
+        damage = f"metrics.jsonl: {error.strerror}, so no curves"
     except DAMAGE:
-        damage = f"metrics.jsonl is damaged after {count:,} rows; those count"
+        damage = f"metrics.jsonl is damaged after {count:,} rows; only these are used"
     types: dict[str, Any] = {"step": "int64", "metric": str, "value": "float64"}
     table = DataFrame(long, columns=[*types]).astype(types)
     return table.drop_duplicates(["step", "metric"], keep="last", ignore_index=True), damage

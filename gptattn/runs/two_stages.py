@@ -16,14 +16,14 @@ NAME = "until.json"
 
 
 class FirstStage(NamedTuple):
-    """The seeds that a variant began with, and the half width that its interval should reach."""
+    """The seeds that a variant began with, and the half-width that its interval should reach."""
 
     first: tuple[int, ...]
     half_width: float  # nats
 
 
 class TwoStages(msgspec.Struct, frozen=True):
-    """The seeds that a sweep began with, and the half widths, nats, by `variant_key`."""
+    """The seeds that a sweep began with, and the half-widths, nats, by `variant_key`."""
 
     first: Annotated[tuple[int, ...], Meta(min_length=1)]
     half_widths: dict[str, Annotated[float, Meta(ge=1e-6, le=100)]]

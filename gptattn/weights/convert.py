@@ -154,7 +154,7 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
     for name in [*theirs, *ours]:
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ConfigError(
-                "to", f"{name} differs, but only the attention can; give both models the same sizes"
+                "to", f"{name} differs, but only the attention may; give both models the same sizes"
             )
 
 

@@ -41,7 +41,7 @@ def read_origin(cfg: TrainConfig) -> Origin:
         if not folder.is_dir():
             raise CheckpointError(
                 "run",
-                f"{folder} is not a folder; give a run, a GPT-2, a Llama or hf:owner/name",
+                f"{folder} is not a folder; give a run, a Hugging Face model or hf:owner/name",
             )
         family = find_family(folder)
         if family is None:
@@ -73,7 +73,7 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
         if None not in (theirs, ours) and theirs != ours:
             raise ConfigError(
                 "to",
-                f"{cfg.init_from} was trained with another tokenizer than this run's; give "
+                f"{cfg.init_from} was trained with a different tokenizer from this run's; give "
                 f"tokenizer.path={cfg.init_from}",
             )
         needed = as_overrides(list_settings_needed(origin, model, cfg))

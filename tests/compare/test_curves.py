@@ -30,7 +30,7 @@ def test_a_record_counts_up_to_its_first_damaged_line(line, run):
     lines = (run / "metrics.jsonl").read_bytes().split(b"\n")
     (run / "metrics.jsonl").write_bytes(b"\n".join([*lines[:5], line.encode(), *lines[5:]]))
     found, damage = read_curves(run)
-    assert damage == f"{run}: metrics.jsonl is damaged after 5 rows; those count"
+    assert damage == f"{run}: metrics.jsonl is damaged after 5 rows; only these are used"
     assert found["train"].step.tolist() == [1, 10, 20]
     assert found["val"].step.tolist() == [20]
 

@@ -252,6 +252,6 @@ def _heads(heads: float, num_heads: int) -> int:
         return max(1, round(heads * num_heads))
     if not (isinstance(heads, int) and heads >= 1):
         raise ValueError(
-            f"index_heads={heads} must be 1 or more, or a share of num_heads={num_heads} below 1"
+            f"index_heads={heads} must be 1 or more, or, below 1, a share of num_heads={num_heads}"
         )
     return heads

@@ -39,7 +39,7 @@ class Arguments:
         (),
     )
     cache: tuple[str, ...] = option(
-        "loss of decoding the held-out text through these caches: full (always), bf16, int8, int4, "
+        "loss when decoding held-out text through these caches: full (always), bf16, int8, int4, "
         "window:N (the newest N tokens), sinkN+window:M (also the first N)",
         (),
     )
