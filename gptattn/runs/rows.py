@@ -33,7 +33,7 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
                 ]
                 count += 1
     except FileNotFoundError:
-        damage = "no metrics.jsonl, so no curves"
+        damage = "has no metrics.jsonl, so no curves"
     except OSError as error:
         damage = f"metrics.jsonl: {error.strerror}, so no curves"
     except DAMAGE:

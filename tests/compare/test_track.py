@@ -244,7 +244,7 @@ def test_what_cannot_be_compared_is_left_out_by_name():
         f"code (gptattn.model.gpt); {TRAIN_BASELINE}": ["old"],
         "300 steps": ["long"],
         f"settings (batch_size); {TRAIN_BASELINE}": ["wide"],
-        "another has more": ["mha at 100 steps"],
+        "has more seeds": ["mha at 100 steps"],
         "settings (batch_size)": ["mha at 100 steps", "mla"],
         "text": ["tpa"],
         "stale": ["kda"],
