@@ -263,4 +263,5 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     "pytest": _leave,
     "tensorboard": _leave,
     "source": _leave,
+    "python3": _leave,  # makes the environment
 }
