@@ -126,12 +126,7 @@ class Battery:
 
     def list_unfinished(self) -> set[str]:
         """Return the rows that lack seeds on a task that they have begun."""
-        found = [
-            (name, self.list_accuracies(name, task))
-            for name, row in self.rows.items()
-            for task in row
-        ]
-        return {name for name, accuracies in found if len(accuracies) < SEEDS}
+        return {result.name for result in self.entries if len(result.accuracies) < SEEDS}
 
     def score(self, name: str) -> tuple[float, float]:
         """Return the share of seeds that solve a task, and the accuracy, as means over tasks."""
