@@ -72,13 +72,15 @@ class Launcher:
                 self.resumed.append(Path(own["resume"].strip("'")).name)
                 continue
             if "$" in str(overrides):  # a setting may depend on the rate
-                ready = preflight(compose_settings([*self.shared, *overrides]))
+                prepared = preflight(compose_settings([*self.shared, *overrides]))
             else:
                 rest = (o for o in overrides if not o.startswith(OF_A_RUN))
-                ready = get_ready(*self.shared, *rest)
-            optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
-            compiles = own.get("++compile", str(ready.cfg.compile).lower()) == "true"
-            cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim, compile=compiles)
+                prepared = get_ready(*self.shared, *rest)
+            optim = replace(
+                prepared.cfg.optim, lr=float(own.get("optim.lr", prepared.cfg.optim.lr))
+            )
+            compiles = own.get("++compile", str(prepared.cfg.compile).lower()) == "true"
+            cfg = replace(prepared.cfg, seed=int(own.get("seed", 1)), optim=optim, compile=compiles)
             self.launched.append((cfg.variant, cfg.seed))
             outcome, run = self.outcome(cfg), RunFolder(Path(own["run_dir"].strip("'")))
             if isinstance(outcome, BaseException):
@@ -88,7 +90,7 @@ class Launcher:
                 write_run(run.path, cfg.variant, cfg.seed, outcome, metrics=seconds)
             run.path.mkdir(parents=True, exist_ok=True)
             run.write_settings(cfg)
-            made = ready.provenance
+            made = prepared.provenance
             run.write_provenance(replace(made, code=made.code | hash_kernels(cfg, made.device)))
             if isinstance(outcome, int):
                 run.write_failure(outcome, "it is unlucky")

@@ -7,7 +7,7 @@ import pkgutil
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
 
@@ -75,19 +75,19 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: Callable[[str], Path]) 
 
 
 @pytest.fixture
-def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of it; sweeps are planned and checked there, and none of their runs is started."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
     monkeypatch.setattr(gptattn.sweep.loop, "run_stages", lambda *_: None)
     monkeypatch.setattr(sys, "path", [*sys.path])  # to which a command adds this folder
-    for name in ("mine", "head_norm"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
     places = [*gptattn.attention.variants.__path__]
     places.append(str(made / "gptattn" / "attention" / "variants"))
     monkeypatch.setattr(gptattn.attention.variants, "__path__", places)
     home = Path(shutil.copytree(made, tmp_path / "home"))
     (home / "benchmarks").symlink_to(ROOT / "benchmarks")  # shipped entries are known by this place
-    return home
+    yield home
+    for name in ("mine", "head_norm", "gptattn.attention.variants.cosine"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.slow
@@ -100,7 +100,6 @@ def test_every_command_of_a_page_does_what_it_says(page, home):
         except BaseException as error:
             error.add_note(" ".join(words))
             raise
-    sys.modules.pop("gptattn.attention.variants.cosine", None)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)

@@ -17,7 +17,7 @@ from gptattn.attention.core import attend
 from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, Span, attention_weights
-from gptattn.attention.softmax import Common, Projected, SoftmaxAttention
+from gptattn.attention.softmax import ProjectionOptions, SoftmaxAttention, SoftmaxOptions
 from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.attention.variants.mha import MultiHeadAttention
 from gptattn.attention.variants.mha_wrapper import MultiHeadAttentionWrapper

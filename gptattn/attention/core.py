@@ -80,8 +80,8 @@ def attend(
         # Positions change at each decoding step, and each change would need a new kernel.
         if same_tokens and is_gpu(q_BHTD):
             reach = rule.window, rule.chunk
-            at = query.positions, query.device
-            mask = make_block_mask(T, reach, *at) if masks is None else masks.get(reach)
+            where = query.positions, query.device
+            mask = make_block_mask(T, reach, *where) if masks is None else masks.get(reach)
             if mask is not None:
                 return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, mask)
     # On a CPU, fused attention holds all T x S weights with dropout, or for values of another size.
@@ -90,10 +90,10 @@ def attend(
     # One query's scores fit in memory, so decoding uses the definition itself.
     if backend == "reference" or (T == 1 and not fuses):
         return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, blend)
-    at = query.positions
-    sees_all_past = isinstance(at, range) and (rule.window is None or rule.window >= S)
-    if isinstance(at, range) and rule.chunk is not None:
-        sees_all_past = at.stop <= rule.chunk
+    positions = query.positions
+    sees_all_past = isinstance(positions, range) and (rule.window is None or rule.window >= S)
+    if isinstance(positions, range) and rule.chunk is not None:
+        sees_all_past = positions.stop <= rule.chunk
     if fuses and same_tokens and sees_all_past:
         return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, is_causal=True)
     # A block of queries holds BLOCK x S scores, and skips keys that none of its queries sees.

@@ -25,7 +25,7 @@ HeadDim = Annotated[int, Meta(ge=1)] | None  # None: d_out / num_heads
 Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [B, G, T, D]
 
 
-class Common(TypedDict, total=False):
+class SoftmaxOptions(TypedDict, total=False):
     """Arguments of every softmax mechanism besides its sizes, passed on to `SoftmaxAttention`."""
 
     dropout: Annotated[float, Meta(ge=0, lt=1)]
@@ -36,7 +36,7 @@ class Common(TypedDict, total=False):
     position: HeadPosition | None
 
 
-class Projected(Common, total=False):
+class ProjectionOptions(SoftmaxOptions, total=False):
     """More arguments, for mechanisms with one projection each for queries, keys, values, output."""
 
     qkv_bias: bool
@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
     q_BHTD: Tensor
     held: Mapping[str, Tensor]
-    at: PlacedRule
+    placed: PlacedRule
     x_BTE: Tensor
     own: Mapping[str, Tensor]
 
@@ -144,8 +144,8 @@ class SoftmaxAttention(Attention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        q_BHTD, held, at, x_BTE, own = self.project_and_cache(x_BTE, cache, shared)
-        y_BHTD = self.attend(q_BHTD, held, at)
+        q_BHTD, held, placed, x_BTE, own = self.project_and_cache(x_BTE, cache, shared)
+        y_BHTD = self.attend(q_BHTD, held, placed)
         for part in self._parts:
             y_BHTD = part.mix(y_BHTD, x_BTE, own)
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
@@ -216,16 +216,16 @@ class SoftmaxAttention(Attention):
         """Return the mechanism's own rule: which keys a query sees, and what happens to scores."""
         return self._plain
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         """Return the heads' outputs [B, H, T, D] over the keys with the entries `held`."""
-        return self.mix(q_BHTD, held["k"], held["v"], at)
+        return self.mix(q_BHTD, held["k"], held["v"], placed)
 
     def mix(
         self,
         q_BHTD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
-        at: PlacedRule,
+        placed: PlacedRule,
         blend: Blend | None = None,
     ) -> Tensor:
         """Call the core's `attend` with this module's backend, and dropout in training."""
@@ -233,7 +233,7 @@ class SoftmaxAttention(Attention):
             q_BHTD,
             k_BGSD,
             v_BGSD,
-            *at,
+            *placed,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
             blend=blend,
@@ -276,8 +276,8 @@ class SoftmaxAttention(Attention):
     # Maps, costs, cache, weights.
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        q_BHTD, held, at, *_ = self.project_and_cache(x_BTE, None, shared)
-        return attention_weights(q_BHTD, self.keys(held), *at[:3])
+        q_BHTD, held, placed, *_ = self.project_and_cache(x_BTE, None, shared)
+        return attention_weights(q_BHTD, self.keys(held), *placed[:3])
 
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         """Return the keys [B, G, S, D] of these entries."""

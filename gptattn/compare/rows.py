@@ -19,7 +19,13 @@ from gptattn.compare.finished_runs import Run
 from gptattn.errors import ConfigError
 from gptattn.runs.folder import TUNING
 from gptattn.runs.metrics import PARAMS
-from gptattn.runs.overrides import ATTENTION, find_default, leave_out, read_typed, value_of
+from gptattn.runs.overrides import (
+    ATTENTION,
+    find_base_overrides,
+    find_default,
+    read_typed,
+    value_of,
+)
 from gptattn.settings.values import suggest
 
 Groups = dict[str, list[Run]]
@@ -329,10 +335,10 @@ def _name_row(run: Run, varied: Collection[str], firsts: Sequence[Run]) -> str:
 
 def _default(key: str, run: Run, varied: Collection[str], firsts: Sequence[Run]) -> str | None:
     """Return the value that the run would have if the setting had not been typed."""
-    rest = leave_out(key, run.overrides, run.choices, varied)
+    rest = find_base_overrides(key, run.overrides, run.choices, varied)
     if key.partition(".")[0] not in ATTENTION or "." not in key:
         for other in (one for one in firsts if one.overrides):  # a run without the override
-            alike = leave_out(key, other.overrides, other.choices, varied) == rest
+            alike = find_base_overrides(key, other.overrides, other.choices, varied) == rest
             if alike and key not in read_typed(other.overrides):
                 return _value(key, other)
     return find_default(key, rest, run.choices)

@@ -119,8 +119,8 @@ def plan_jobs(
                 try:
                     if cfg.checks:
                         check_layers(cfg)
-                    ready = preflight(cfg, shapes_only=True)
-                    checks[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
+                    prepared = preflight(cfg, shapes_only=True)
+                    checks[key] = prepared.cfg, prepared.bytes_on_disk, prepared.provenance
                 except UserError as error:
                     checks[key] = error
             if isinstance(result := checks[key], UserError):

@@ -24,9 +24,9 @@ class AttentionLog(L.Callback):
     has no maps are left out.
     """
 
-    def __init__(self, ready: PreparedRun, board: RunTensorBoard) -> None:
+    def __init__(self, prepared: PreparedRun, board: RunTensorBoard) -> None:
         self.board = board
-        self.rows, self.documents = ready.data.opening(ready.cfg.model.context_length, TOKENS)
+        self.rows, self.documents = prepared.data.opening(prepared.cfg.model.context_length, TOKENS)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self.rows.shape[1] == 1:  # every weight is 1

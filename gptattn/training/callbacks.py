@@ -37,12 +37,12 @@ class StepClock(L.Callback):
     be the first of the callbacks.
     """
 
-    def __init__(self, ready: PreparedRun) -> None:
-        self._state, self._device = ready.state, ready.device
-        self._compiling = ready.cfg.compile is True or uses_backend(ready.cfg, "flex")
+    def __init__(self, prepared: PreparedRun) -> None:
+        self._state, self._device = prepared.state, prepared.device
+        self._compiling = prepared.cfg.compile is True or uses_backend(prepared.cfg, "flex")
         self._making = 0.0  # seconds spent on the first batch of the steps that are not timed yet
         self._start: Moment | None = None  # of these steps
-        self._ended, self._steps = ready.state.step, 0  # the newest step, and their number
+        self._ended, self._steps = prepared.state.step, 0  # the newest step, and their number
         # At most one stretch of steps before these: start, end, number, and what to call then.
         self._pending: list[tuple[Moment | None, Moment, int, Callable[[], None]]] = []
         self._zero = 0.0  # when training would have begun without pauses, by the host's clock
@@ -111,10 +111,15 @@ class MetricRows(L.Callback):
     `self.log`: in training, means since the last row; in validation, values.
     """
 
-    def __init__(self, ready: PreparedRun, clock: StepClock) -> None:
-        self.state, self.clock, self.cfg, self.budget = ready.state, clock, ready.cfg, ready.budget
+    def __init__(self, prepared: PreparedRun, clock: StepClock) -> None:
+        self.state, self.clock, self.cfg, self.budget = (
+            prepared.state,
+            clock,
+            prepared.cfg,
+            prepared.budget,
+        )
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
-        self.flops_per_token = ready.cost.flops_per_token
+        self.flops_per_token = prepared.cost.flops_per_token
         self.state.shared |= self.cfg.sweep.beside_others
         self._read_before: dict[str, Tensor] = {}  # Lightning's metrics at the last reading
 
@@ -232,15 +237,19 @@ class Samples(L.Callback):
 
     def __init__(
         self,
-        ready: PreparedRun,
+        prepared: PreparedRun,
         record: MetricsFile,
         board: RunTensorBoard,
         stop: Callable[[], bool],
     ) -> None:
         self.record, self.board, self.stop = record, board, stop
-        self.tokenizer, self.cfg, self.seed = ready.data.tokenizer, ready.cfg.sample, ready.cfg.seed
+        self.tokenizer, self.cfg, self.seed = (
+            prepared.data.tokenizer,
+            prepared.cfg.sample,
+            prepared.cfg.seed,
+        )
         if self.cfg.tokens and self.cfg.prompt is None:
-            self.prompt = ready.data.opening(PROMPT_TOKENS, PROMPT_TOKENS)[0][0].numpy()
+            self.prompt = prepared.data.opening(PROMPT_TOKENS, PROMPT_TOKENS)[0][0].numpy()
         elif self.cfg.tokens:
             self.prompt = encode_prompt(self.tokenizer, str(self.cfg.prompt))
         self.text = ""
@@ -267,9 +276,9 @@ class BudgetEnd(L.Callback):
     several processes, the first one's clock counts, so that all take the same steps.
     """
 
-    def __init__(self, ready: PreparedRun, clock: StepClock) -> None:
-        self.state, self.budget, self.clock = ready.state, ready.budget, clock
-        self.validations, self.requested = ready.cfg.validation.count, ready.cfg.budget
+    def __init__(self, prepared: PreparedRun, clock: StepClock) -> None:
+        self.state, self.budget, self.clock = prepared.state, prepared.budget, clock
+        self.validations, self.requested = prepared.cfg.validation.count, prepared.cfg.budget
         self.seconds = 0.0  # of training so far, the same in all processes
         self._step, self._validated = -1, 0
 

@@ -43,9 +43,9 @@ class Checkpoints(Checkpoint):
     """
 
     def __init__(
-        self, ready: PreparedRun, run: RunFolder, clock: StepClock, record: MetricsFile | None
+        self, prepared: PreparedRun, run: RunFolder, clock: StepClock, record: MetricsFile | None
     ) -> None:
-        self.state, self.saves = ready.state, ready.cfg.checkpoint
+        self.state, self.saves = prepared.state, prepared.cfg.checkpoint
         self.run, self.clock, self.record = run, clock, record
         self.signum = 0  # the first signal to stop the run
         self._in_step = False  # in a step, or about to begin one

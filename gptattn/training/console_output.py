@@ -26,13 +26,13 @@ class ConsoleProgress(L.Callback):
     """Shows progress, losses and samples. Must come after `MetricRows`, which updates the state."""
 
     def __init__(
-        self, ready: PreparedRun, console: Console, clock: StepClock, samples: Samples
+        self, prepared: PreparedRun, console: Console, clock: StepClock, samples: Samples
     ) -> None:
-        self.state, self.budget = ready.state, ready.budget
+        self.state, self.budget = prepared.state, prepared.budget
         self.console, self.clock, self.samples = console, clock, samples
-        cfg, self.count = ready.cfg, ready.cfg.validation.count
+        cfg, self.count = prepared.cfg, prepared.cfg.validation.count
         # A validation's time in steps: it only runs forward, a third of a step's time.
-        trained, scored = cfg.batch_size * cfg.model.context_length, ready.data.facts()
+        trained, scored = cfg.batch_size * cfg.model.context_length, prepared.data.facts()
         self.per_validation = scored.get("val_tokens", 0) / (3 * trained)
         self._bar: Progress | None = None
         self._last_line = 0.0

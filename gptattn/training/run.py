@@ -82,29 +82,29 @@ def train(
             if is_first():
                 check_device(cfg)
         try:
-            ready = preflight(cfg, run_folder if resume else None)
+            prepared = preflight(cfg, run_folder if resume else None)
         except DataError as error:
             hint = "; if the text has moved, add data.path=..." if resume else ""
             raise DataError(error.field, error.message + hint) from None
-        if resume and ready.source is None and cfg.budget.steps != 0:
+        if resume and prepared.source is None and cfg.budget.steps != 0:
             console.print("no checkpoint was saved: starting from step 0")
         if "lightning" not in sys.modules:
             console.print("loading lightning")
         if not is_first():
-            return _train(ready, run_folder, console)
+            return _train(prepared, run_folder, console)
         if not resume:
-            check_room(run_folder.path, ready.bytes_on_disk)
+            check_room(run_folder.path, prepared.bytes_on_disk)
             until_the_end.enter_context(run_folder.lock())  # from here on it must not disappear
-        _claim(run_folder, ready, resume)
+        _claim(run_folder, prepared, resume)
         with _record_ending(run_folder, resume):
-            summary = _train(ready, run_folder, console)
+            summary = _train(prepared, run_folder, console)
     console.print(f"run: {os.path.relpath(run_folder.path)}", markup=False)
     parent = shlex.quote(os.path.relpath(run_folder.path.parent))
     console.print(f"curves: tensorboard --logdir {parent}", markup=False)
     return summary
 
 
-def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
+def _claim(run_folder: RunFolder, prepared: PreparedRun, resume: bool) -> None:
     """Claim a new run's folder, or clear the folder of a run that resumes."""
     if not resume and run_folder.begun:
         raise RunFolderError(
@@ -114,8 +114,8 @@ def _claim(run_folder: RunFolder, ready: PreparedRun, resume: bool) -> None:
     remove_partials(run_folder.path, run_folder.checkpoints, run_folder.tokenizer)
     run_folder.failure_file.unlink(missing_ok=True)
     if not resume:
-        run_folder.write_settings(ready.cfg)
-        run_folder.write_tokenizer(ready.data.tokenizer.files())
+        run_folder.write_settings(prepared.cfg)
+        run_folder.write_tokenizer(prepared.data.tokenizer.files())
 
 
 @contextlib.contextmanager
@@ -147,36 +147,36 @@ def _record_ending(run_folder: RunFolder, resume: bool) -> Iterator[None]:
         raise
 
 
-def _train(ready: PreparedRun, run_folder: RunFolder, console: Console) -> dict[str, Any]:
+def _train(prepared: PreparedRun, run_folder: RunFolder, console: Console) -> dict[str, Any]:
     """Train a run that has passed its checks and owns its folder; return the summary."""
     from gptattn.training.console_output import make_table
 
     quiet_lightning()  # after its import, which sets the levels of its loggers
-    cfg, state = ready.cfg, ready.state
+    cfg, state = prepared.cfg, prepared.state
     with contextlib.ExitStack() as at_end:
-        threads = set_numerics(ready)
-        facts = collect_facts(ready.data, ready.device, threads, cfg.trainer.processes)
-        if ready.source is not None:
+        threads = set_numerics(prepared)
+        facts = collect_facts(prepared.data, prepared.device, threads, cfg.trainer.processes)
+        if prepared.source is not None:
             check_same(state.facts, facts)
-            if (summary := _find_finished(ready, run_folder, console)) is not None:
+            if (summary := _find_finished(prepared, run_folder, console)) is not None:
                 return summary
         state.facts = facts
         if is_first():
-            _begin_record(ready, run_folder)
-        _print_outline(ready, console)
-        compile_blocks(cfg, ready.model)
-        loggers = _open_loggers(ready, run_folder, at_end) if is_first() else []
-        steps = _fit(ready, run_folder, console, loggers)
-        summary = summarise(ready, run_folder.path.name, threads, steps)
+            _begin_record(prepared, run_folder)
+        _print_outline(prepared, console)
+        compile_blocks(cfg, prepared.model)
+        loggers = _open_loggers(prepared, run_folder, at_end) if is_first() else []
+        steps = _fit(prepared, run_folder, console, loggers)
+        summary = summarise(prepared, run_folder.path.name, threads, steps)
         if is_first():
             run_folder.write_summary(summary)
     console.print(make_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 
-def set_numerics(ready: PreparedRun) -> int:
+def set_numerics(prepared: PreparedRun) -> int:
     """Set what the last bits of a run's numbers depend on; return the CPU threads per process."""
-    trainer, facts = ready.cfg.trainer, ready.state.facts
+    trainer, facts = prepared.cfg.trainer, prepared.state.facts
     threads = trainer.threads
     if facts.get("processes") == trainer.processes:
         threads = facts["threads"]  # another number would change the last bits
@@ -190,13 +190,13 @@ def set_numerics(ready: PreparedRun) -> int:
 
 
 def _find_finished(
-    ready: PreparedRun, run_folder: RunFolder, console: Console
+    prepared: PreparedRun, run_folder: RunFolder, console: Console
 ) -> dict[str, Any] | None:
     """Return the summary of a run that has nothing left to do.
 
     Raises ConfigError if the budget has fewer steps than the run has taken.
     """
-    cfg, state, budget = ready.cfg, ready.state, ready.budget
+    cfg, state, budget = prepared.cfg, prepared.state, prepared.budget
     if budget.steps is not None and budget.steps < state.step:
         raise ConfigError(
             "budget", f"is {budget.steps} steps, but the run has taken {state.step}; give more"
@@ -212,43 +212,43 @@ def _find_finished(
     return summary
 
 
-def _begin_record(ready: PreparedRun, run_folder: RunFolder) -> None:
+def _begin_record(prepared: PreparedRun, run_folder: RunFolder) -> None:
     """Write the run's provenance and settings; cut off the rows that it will write again."""
-    provenance = ready.provenance
-    if ready.source is not None:
-        provenance = continue_provenance(run_folder, ready.cfg, provenance, ready.state)
+    provenance = prepared.provenance
+    if prepared.source is not None:
+        provenance = continue_provenance(run_folder, prepared.cfg, provenance, prepared.state)
     run_folder.write_provenance(provenance)
-    run_folder.write_settings(ready.cfg)
+    run_folder.write_settings(prepared.cfg)
     run_folder.summary_file.unlink(missing_ok=True)
     if run_folder.rows_file.exists():
         size = run_folder.rows_file.stat().st_size
-        os.truncate(run_folder.rows_file, min(ready.state.row_bytes, size))
+        os.truncate(run_folder.rows_file, min(prepared.state.row_bytes, size))
 
 
-def _print_outline(ready: PreparedRun, console: Console) -> None:
+def _print_outline(prepared: PreparedRun, console: Console) -> None:
     """Print where the run begins, what it costs, and what is special about its layers."""
     from gptattn.training.console_output import make_table
 
-    cfg = ready.cfg
-    if ready.source is not None:
-        console.print(f"resumes after step {ready.state.step}")
+    cfg = prepared.cfg
+    if prepared.source is not None:
+        console.print(f"resumes after step {prepared.state.step}")
     if cfg.match_made is not None:
         console.print(describe_match(cfg.match_made), markup=False)
-    for line in (*describe_missing_parts(cfg, ready.model), *ready.notes):
+    for line in (*describe_missing_parts(cfg, prepared.model), *prepared.notes):
         console.print(line, markup=False)
-    table = make_table(f"{cfg.variant}: costs", ready.costs())
-    layers = [layer.attention for layer in ready.model.layers()]
+    table = make_table(f"{cfg.variant}: costs", prepared.costs())
+    layers = [layer.attention for layer in prepared.model.layers()]
     softmax = [one for one in layers if isinstance(one, SoftmaxAttention)]
     if heads := dict.fromkeys(f"{one.num_kv_heads} of {one.num_heads}" for one in softmax):
         table.add_row("key/value heads", ", ".join(heads))
     console.print(table)
     if cfg.compile:
-        seconds = COMPILE_SECONDS * count_kinds(cfg, ready.model)
+        seconds = COMPILE_SECONDS * count_kinds(cfg, prepared.model)
         console.print(f"compiling the layers takes about {seconds:.0f} s, mostly before step 1")
 
 
 def _open_loggers(
-    ready: PreparedRun, run_folder: RunFolder, at_end: contextlib.ExitStack
+    prepared: PreparedRun, run_folder: RunFolder, at_end: contextlib.ExitStack
 ) -> "list[Logger]":
     """Open the run's record, then TensorBoard, then the trackers of the settings; log the costs.
 
@@ -256,7 +256,7 @@ def _open_loggers(
     """
     from gptattn.training.record import MetricsFile, RunTensorBoard, log_row, open_trackers
 
-    cfg, step, hyperparameters = ready.cfg, ready.state.step, list_hyperparameters(ready)
+    cfg, step, hyperparameters = prepared.cfg, prepared.state.step, list_hyperparameters(prepared)
     record = MetricsFile(run_folder)
     at_end.callback(record.close)
     hook = threading.excepthook
@@ -264,18 +264,18 @@ def _open_loggers(
     # TensorBoard's thread prints no disk error: the next write raises it here.
     threading.excepthook = lambda args: isinstance(args.exc_value, OSError) or hook(args)
     board = RunTensorBoard(
-        run_folder, ready.data.val_bytes is None, None if ready.source is None else step + 1
+        run_folder, prepared.data.val_bytes is None, None if prepared.source is None else step + 1
     )
     loggers = [record, board, *open_trackers(cfg, run_folder, step, hyperparameters)]
     board.declare(hyperparameters)
-    if ready.source is None:
+    if prepared.source is None:
         # In TensorBoard each would be a chart with a single point.
-        log_row([one for one in loggers if one is not board], ready.costs(), 0)
+        log_row([one for one in loggers if one is not board], prepared.costs(), 0)
     return loggers
 
 
 def _fit(
-    ready: PreparedRun,
+    prepared: PreparedRun,
     run_folder: RunFolder,
     console: Console,
     loggers: "Sequence[Logger]",
@@ -284,25 +284,25 @@ def _fit(
     from gptattn.training.callbacks import BudgetEnd, StepClock
     from gptattn.training.module import LanguageModel
 
-    cfg, budget = ready.cfg, ready.budget
-    clock = StepClock(ready)
-    end = BudgetEnd(ready, clock)
-    trainer = _make_trainer(ready, run_folder, console, clock, end, loggers)
+    cfg, budget = prepared.cfg, prepared.budget
+    clock = StepClock(prepared)
+    end = BudgetEnd(prepared, clock)
+    trainer = _make_trainer(prepared, run_folder, console, clock, end, loggers)
 
     def schedule(step: int) -> float:
         return budget.schedule(step, end.seconds)
 
     module = LanguageModel(
-        ready.model, cfg, ready.data, schedule, ready.matrices, clock.add, ready.longer
+        prepared.model, cfg, prepared.data, schedule, prepared.matrices, clock.add, prepared.longer
     )
-    reset_peak_memory(ready.device)
+    reset_peak_memory(prepared.device)
     if budget.steps == 0:  # the weights of init_from are only validated
         trainer.validate(module, verbose=False)
     else:
         try:
-            trainer.fit(module, ckpt_path=ready.source)
+            trainer.fit(module, ckpt_path=prepared.source)
         except Exception as error:
-            callback_modules = {type(one).__module__ for one in ready.callbacks}
+            callback_modules = {type(one).__module__ for one in prepared.callbacks}
             raised_in = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
             if as_user_error(error) is None and any(
                 frame.f_globals.get("__name__") in callback_modules for frame in raised_in
@@ -310,7 +310,7 @@ def _fit(
                 why = str(error).partition("\n")[0]
                 raise ConfigError("trainer.callbacks", f"{type(error).__name__}: {why}") from error
             raise
-        reached = cfg.budget.reached(lowest_accuracy(ready.state.last))
+        reached = cfg.budget.reached(lowest_accuracy(prepared.state.last))
         if budget.progress(trainer.global_step, end.seconds) < 1.0 and not reached:
             # Runs are compared at equal budgets.
             raise ConfigError(
@@ -322,7 +322,7 @@ def _fit(
 
 
 def _make_trainer(
-    ready: PreparedRun,
+    prepared: PreparedRun,
     run_folder: RunFolder,
     console: Console,
     clock: "StepClock",
@@ -344,18 +344,18 @@ def _make_trainer(
     from gptattn.training.record import MetricsFile, RunTensorBoard
 
     record = next((one for one in loggers if isinstance(one, MetricsFile)), None)
-    checkpoints = Checkpoints(ready, run_folder, clock, record)
+    checkpoints = Checkpoints(prepared, run_folder, clock, record)
     board = next((one for one in loggers if isinstance(one, RunTensorBoard)), None)
-    callbacks: list[L.Callback] = [clock, *ready.callbacks, MetricRows(ready, clock)]
+    callbacks: list[L.Callback] = [clock, *prepared.callbacks, MetricRows(prepared, clock)]
     if record is not None and board is not None:
-        samples = Samples(ready, record, board, lambda: checkpoints.signum != 0)
-        progress = ConsoleProgress(ready, console, clock, samples)
-        callbacks += [samples] if ready.cfg.sample.tokens else []
+        samples = Samples(prepared, record, board, lambda: checkpoints.signum != 0)
+        progress = ConsoleProgress(prepared, console, clock, samples)
+        callbacks += [samples] if prepared.cfg.sample.tokens else []
         callbacks += [progress]
-        callbacks += [AttentionLog(ready, board)] if ready.model.layers_with_maps() else []
+        callbacks += [AttentionLog(prepared, board)] if prepared.model.layers_with_maps() else []
     callbacks += [end, checkpoints]
 
-    cfg, budget, on_cpu = ready.cfg, ready.budget, ready.device.type == "cpu"
+    cfg, budget, on_cpu = prepared.cfg, prepared.budget, prepared.device.type == "cpu"
     every = 1  # for a budget in seconds, as `BudgetEnd` says
     if budget.steps is not None:
         every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))

@@ -86,12 +86,12 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
         cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))  # a sweep set it
     if cfg.trainer.processes > 1:
         raise ConfigError("speed", f"{folder} was trained by several processes; speed needs one")
-    ready = preflight(cfg, shapes_only=True)
-    was, now = recorded, ready.provenance
+    prepared = preflight(cfg, shapes_only=True)
+    was, now = recorded, prepared.provenance
     if was is None or list_changed(was.code | now.code, was.code) or was.device != now.device:
         wrong = "was made with different code, or on a different kind of device"
         raise ConfigError("speed", f"{folder} {wrong}")
-    return variant_key(record), was.digest, ready
+    return variant_key(record), was.digest, prepared
 
 
 def measure_speeds(
@@ -105,8 +105,8 @@ def measure_speeds(
     """
     turns: dict[Any, Turn] = {}
     start = time.perf_counter()
-    for name, (_, _, ready) in variants.items():
-        turns |= {(name, work): turn for work, turn in _calibrate(ready).items()}
+    for name, (_, _, prepared) in variants.items():
+        turns |= {(name, work): turn for work, turn in _calibrate(prepared).items()}
     begun, threads = time.perf_counter(), torch.get_num_threads()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
     shown = f"{', '.join(variants)}, interleaved, {threads} thread{'s' * (threads > 1)}"
@@ -136,31 +136,37 @@ def measure_speeds(
     )
 
 
-def _calibrate(ready: PreparedRun) -> dict[str | int, Turn]:
+def _calibrate(prepared: PreparedRun) -> dict[str | int, Turn]:
     """Return the turns by their work: `step`, `matmul`, and decoding, by the number of rows."""
-    device, dtype = ready.device, DTYPES[ready.cfg.trainer.precision]
-    context, cached = ready.cfg.model.context_length, ready.cost.kv_bytes_per_token is not None
+    device, dtype = prepared.device, DTYPES[prepared.cfg.trainer.precision]
+    context, cached = (
+        prepared.cfg.model.context_length,
+        prepared.cost.kv_bytes_per_token is not None,
+    )
 
     def multiply() -> float:
-        set_numerics(ready)
+        set_numerics(prepared)
         return 1 / matmul_flops_per_second(device, dtype)
 
-    steps = max(1, round(TRAINING_SECONDS / train_steps(ready, 1)))
-    turns: dict[str | int, Turn] = {"step": partial(train_steps, ready, steps), "matmul": multiply}
+    steps = max(1, round(TRAINING_SECONDS / train_steps(prepared, 1)))
+    turns: dict[str | int, Turn] = {
+        "step": partial(train_steps, prepared, steps),
+        "matmul": multiply,
+    }
     for rows in BATCHES if cached and context > 1 else ():
-        tokens = max(1, round(DECODING_SECONDS / decode_tokens(ready, rows, 1)))
-        turns[rows] = partial(decode_tokens, ready, rows, min(tokens, context // 2))
+        tokens = max(1, round(DECODING_SECONDS / decode_tokens(prepared, rows, 1)))
+        turns[rows] = partial(decode_tokens, prepared, rows, min(tokens, context // 2))
     return turns
 
 
-def train_steps(ready: PreparedRun, steps: int) -> float:
+def train_steps(prepared: PreparedRun, steps: int) -> float:
     """Train this many steps after WARM_UP; return the seconds of one, from batch to batch.
 
     This is the median on a CPU, which other programs may interrupt, and the mean on a GPU, since
     its host runs ahead.
     """
     quiet_lightning()
-    cfg, model, on_cpu = ready.cfg, _build(ready), ready.device.type == "cpu"
+    cfg, model, on_cpu = prepared.cfg, _build(prepared), prepared.device.type == "cpu"
     compile_blocks(cfg, model)
     ends: list[float] = []
     handlers = {number: signal.getsignal(number) for number in handled_signals()}
@@ -173,7 +179,7 @@ def train_steps(ready: PreparedRun, steps: int) -> float:
         def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
             if trainer.global_step > len(ends):  # not a micro-batch
                 if trainer.global_step in (WARM_UP, WARM_UP + steps):
-                    synchronize(ready.device)
+                    synchronize(prepared.device)
                 ends.append(time.perf_counter())
 
     trainer = L.Trainer(
@@ -190,25 +196,29 @@ def train_steps(ready: PreparedRun, steps: int) -> float:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(LanguageModel(model, cfg, ready.data, lambda step: 1.0, ready.matrices))
+    trainer.fit(LanguageModel(model, cfg, prepared.data, lambda step: 1.0, prepared.matrices))
     taken = [end - start for start, end in pairwise(ends[WARM_UP - 1 :])]
     return median(taken) if on_cpu else mean(taken)
 
 
-def decode_tokens(ready: PreparedRun, rows: int, tokens: int) -> float:
+def decode_tokens(prepared: PreparedRun, rows: int, tokens: int) -> float:
     """Decode this many tokens, up to a full context; return the seconds of one, for all rows."""
-    model = _build(ready).to(ready.device, DTYPES[ready.cfg.trainer.precision])
-    ids = torch.zeros(rows, model.context_length - tokens, dtype=torch.int64, device=ready.device)
+    model = _build(prepared).to(prepared.device, DTYPES[prepared.cfg.trainer.precision])
+    ids = torch.zeros(
+        rows, model.context_length - tokens, dtype=torch.int64, device=prepared.device
+    )
     tokens_out = stream(model, ids, tokens + 1, Sampling(temperature=0))
     next(tokens_out)  # reads the prompt
-    synchronize(ready.device)
+    synchronize(prepared.device)
     start = time.perf_counter()
     for _ in tokens_out:
         pass
-    synchronize(ready.device)
+    synchronize(prepared.device)
     return (time.perf_counter() - start) / tokens
 
 
-def _build(ready: PreparedRun) -> Any:
-    set_numerics(ready)
-    return make_model(ready.cfg, ready.data.tokenizer.vocab_size, ready.device, shapes_only=False)
+def _build(prepared: PreparedRun) -> Any:
+    set_numerics(prepared)
+    return make_model(
+        prepared.cfg, prepared.data.tokenizer.vocab_size, prepared.device, shapes_only=False
+    )

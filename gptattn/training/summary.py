@@ -15,9 +15,9 @@ SIZES = ("num_layers", "num_heads", "d_model", "context_length", "dropout")
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
-def list_hyperparameters(ready: PreparedRun) -> dict[str, Any]:
+def list_hyperparameters(prepared: PreparedRun) -> dict[str, Any]:
     """Return the hyperparameters. TensorBoard needs the same keys and types in every run."""
-    cfg = ready.cfg
+    cfg = prepared.cfg
     # Of each attention, and of each part as `gate.key=value`.
     layers = {name: layer["attn"] for name, layer in cfg.layers.items()}
     specs = {"": cfg.attn, **layers, **cfg.part}
@@ -30,8 +30,8 @@ def list_hyperparameters(ready: PreparedRun) -> dict[str, Any]:
     return {
         "attn": cfg.variant,
         "attn_settings": attention,
-        "million params": ready.cost.params / 1e6,
-        "cache bytes per token": ready.cost.kv_bytes_per_token,
+        "million params": prepared.cost.params / 1e6,
+        "cache bytes per token": prepared.cost.kv_bytes_per_token,
         "seed": cfg.seed,
         **{group: cfg.choices[group] for group in GROUPS},
         **{name: getattr(cfg.model, name) for name in SIZES},
@@ -40,10 +40,10 @@ def list_hyperparameters(ready: PreparedRun) -> dict[str, Any]:
         "lr": cfg.optim.lr,
         "weight_decay": cfg.optim.weight_decay,
         "batch_size": cfg.batch_size,
-        "budget": describe_budget(ready.budget),
+        "budget": describe_budget(prepared.budget),
         "precision": cfg.trainer.precision,
         "compile": cfg.compile,
-        "device": ready.device.type,
+        "device": prepared.device.type,
     }
 
 
@@ -52,12 +52,12 @@ def describe_budget(budget: Budget) -> str:
     return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
 
 
-def summarise(ready: PreparedRun, run: str, threads: int, step: int) -> dict[str, Any]:
+def summarise(prepared: PreparedRun, run: str, threads: int, step: int) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.
 
     `threads`: CPU threads of each process. `step`: optimizer steps taken.
     """
-    cfg, data = ready.cfg, ready.data
+    cfg, data = prepared.cfg, prepared.data
     return {
         "status": "done",
         "variant": cfg.variant,
@@ -65,12 +65,12 @@ def summarise(ready: PreparedRun, run: str, threads: int, step: int) -> dict[str
         "experiment": cfg.experiment_name,
         "run": run,
         "steps": step,
-        "budget": describe_budget(ready.budget),
+        "budget": describe_budget(prepared.budget),
         "init_from": cfg.init_from,
         "match": cfg.match_made,
-        "shares": "machine" if ready.state.shared else None,
-        "metrics": ready.costs() | ready.state.last,
-        "hyperparameters": list_hyperparameters(ready),
+        "shares": "machine" if prepared.state.shared else None,
+        "metrics": prepared.costs() | prepared.state.last,
+        "hyperparameters": list_hyperparameters(prepared),
         "data": {
             "text_sha256": data.text_hash,
             "tokenizer": cfg.choices["tokenizer"],
@@ -82,7 +82,7 @@ def summarise(ready: PreparedRun, run: str, threads: int, step: int) -> dict[str
             "git_commit": git_commit(),
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "device": device_name(ready.device),
+            "device": device_name(prepared.device),
             "threads": threads,
             "processes": cfg.trainer.processes,
             "libraries": {name: version(name) for name in LIBRARIES},

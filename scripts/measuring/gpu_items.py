@@ -60,7 +60,7 @@ class Lab:
     def size(self) -> Size:
         return TINY if self.tiny else GPU
 
-    def ready(self, name: str, *more: str) -> PreparedRun:
+    def prepare(self, name: str, *more: str) -> PreparedRun:
         """Return a run of this variant that is ready to train, with every `auto` resolved."""
         text, cache = train.random_text(self.folder), self.folder / "cache"
         data = "data=text", f"data.path={text}", f"cache_dir={cache}", "checks=false"
@@ -146,7 +146,7 @@ def describe_device(lab: Lab, _: str) -> Cell:
 
 def profile_steps(lab: Lab, name: str) -> Cell:
     """Return the kernels' (on a CPU, operators') sum over a step's time, and the longest ones."""
-    cfg = lab.ready(name).cfg
+    cfg = lab.prepare(name).cfg
     step = lab.step(lab.model(cfg), our_loss, cfg.batch_size)
     wall = lab.time(step)["ms"]
     with profile() as run:
@@ -171,7 +171,7 @@ def profile_steps(lab: Lab, name: str) -> Cell:
 
 def measure_head(lab: Lab, name: str) -> Cell:
     """Return the time of the head and loss alone, forward and backward, on one batch."""
-    cfg = lab.ready(name).cfg
+    cfg = lab.prepare(name).cfg
     tokens = cfg.batch_size * cfg.model.context_length
     ids, width = cfg.model.vocab_size or 256, cfg.model.d_model
     x, weight = (torch.randn(n, width, device=DEVICE) for n in (tokens, ids))
@@ -190,7 +190,7 @@ def measure_head(lab: Lab, name: str) -> Cell:
 
 def measure_step(lab: Lab, name: str) -> Cell:
     """Return the time of a plain loop's step, and the model's backend."""
-    cfg = lab.ready(name).cfg
+    cfg = lab.prepare(name).cfg
     figures = lab.time_steps(lab.model(cfg), our_loss, cfg.batch_size)
     return {"backend": cfg.attn.get("backend"), **figures}
 
@@ -214,12 +214,12 @@ def measure_run(lab: Lab, log_every: str) -> Cell:
     WallClock.seconds = 0.0
     clock = "trainer.callbacks={clock: {_target_: measuring.gpu_items.WallClock}}"
     more = clock, "allow_targets=[measuring]", f"budget.steps={last}", log_every
-    ready = lab.ready(MODES[0], *more)
+    prepared = lab.prepare(MODES[0], *more)
     with tempfile.TemporaryDirectory() as folder:
-        train.train_silently(ready.cfg, Path(folder))
+        train.train_silently(prepared.cfg, Path(folder))
     steps_per_s = (last - first) / WallClock.seconds
     speed = steps_per_s * lab.size.batch_size * lab.size.context_length
-    return {"tokens_per_s": speed, **lab.rate(speed * ready.cost.flops_per_token)}
+    return {"tokens_per_s": speed, **lab.rate(speed * prepared.cost.flops_per_token)}
 
 
 def measure_peer(lab: Lab, name: str) -> Cell:
@@ -236,7 +236,7 @@ def compare_gradients(lab: Lab, name: str) -> Cell:
     ids = torch.randint(256, (2, 4, lab.size.context_length), device=DEVICE)
     gradients: list[Tensor] = []
     for compiled, mixed in (("false", False), ("false", True), ("true", True)):
-        model = lab.model(lab.ready(f"{name}:compile={compiled}").cfg)
+        model = lab.model(lab.prepare(f"{name}:compile={compiled}").cfg)
         if not mixed:
             torch.set_float32_matmul_precision("highest")
         with torch.autocast(DEVICE.type, BF16, enabled=mixed):
@@ -281,7 +281,7 @@ def compare_layers(lab: Lab, name: str, backends: Sequence[str]) -> Cell:
     figures, exact = Cell(), list[Tensor]()
     for backend in backends:
         torch.manual_seed(0)  # for equal weights
-        cfg = lab.ready(f"{name}:attn.backend={backend}").cfg
+        cfg = lab.prepare(f"{name}:attn.backend={backend}").cfg
         layer, mixed = build_layer(cfg, {}, {}, 0).to(DEVICE), cfg.trainer.precision != "32-true"
         inputs = (x if exact else x.double()).clone().requires_grad_()
         layer = layer if exact else layer.double()
@@ -307,8 +307,8 @@ def time_fla(lab: Lab, name: str) -> Cell:
 
 def time_decoding(lab: Lab, rows: str) -> Cell:
     """Return the time of decoding a token in `rows` rows, up to a full context, in bf16."""
-    ready, tokens = lab.ready(MODES[1]), 4 if lab.tiny else 64
-    seconds = [decode_tokens(ready, int(rows), tokens) for _ in range(2)][-1]
+    prepared, tokens = lab.prepare(MODES[1]), 4 if lab.tiny else 64
+    seconds = [decode_tokens(prepared, int(rows), tokens) for _ in range(2)][-1]
     return {"tokens_per_s": int(rows) / seconds, "ms": 1e3 * seconds}
 
 

@@ -166,7 +166,10 @@ def contenders(
     return {
         "matmul": lambda: 1 / matmul_flops_per_second(DEVICE, DTYPES[precision]),
         f"bare {names[0]}": in_plain_loop(partial(our_model, size, names[0]), our_loss),
-        **{f"train.py {v}": partial(train_steps, ready, size.steps) for v, ready in ours.items()},
+        **{
+            f"train.py {v}": partial(train_steps, prepared, size.steps)
+            for v, prepared in ours.items()
+        },
         **{
             f"peer {peer}": in_plain_loop(partial(peer_model, size, peer), logits_loss)
             for peer in peers

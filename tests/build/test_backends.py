@@ -183,15 +183,15 @@ def test_a_mechanism_of_the_users_own_without_the_setting_gets_none():
 
 
 def test_a_run_records_the_kernels_and_their_versions(tmp_path):
-    ready = preflight(settings(*tiny(tmp_path, "attn=sliding", "match=params", "match_to=kda")))
-    assert ready.cfg.attn["backend"] == "sdpa"
-    assert ready.cfg.match_attn is not None
-    assert ready.cfg.match_attn["backend"] == "chunked"
-    assert hash_kernels(ready.cfg, "cpu") == {}
+    prepared = preflight(settings(*tiny(tmp_path, "attn=sliding", "match=params", "match_to=kda")))
+    assert prepared.cfg.attn["backend"] == "sdpa"
+    assert prepared.cfg.match_attn is not None
+    assert prepared.cfg.match_attn["backend"] == "chunked"
+    assert hash_kernels(prepared.cfg, "cpu") == {}
     for backend, packages in (("flex", {"triton"}), ("fla", {"triton", "fla"})):
-        cfg = replace(ready.cfg, attn={"backend": backend})
+        cfg = replace(prepared.cfg, attn={"backend": backend})
         assert hash_kernels(cfg, "cuda").keys() == packages
-    assert hash_kernels(replace(ready.cfg, compile=True), "cuda").keys() == {"triton"}
+    assert hash_kernels(replace(prepared.cfg, compile=True), "cuda").keys() == {"triton"}
 
 
 def test_results_of_two_versions_of_triton_are_told_apart():

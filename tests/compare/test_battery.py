@@ -144,8 +144,8 @@ def test_the_heat_map_has_each_accuracy_and_recall_is_plotted_by_compute():
 
 def write_runs(folder: Path, name: str, seeds: range, *typed: str, **metrics: float) -> None:
     """Write runs as the sweep records them, with the installed code."""
-    ready = preflight(settings("experiment=battery", f"attn={name}", *typed), shapes_only=True)
-    cfg, data = ready.cfg, ready.data
+    prepared = preflight(settings("experiment=battery", f"attn={name}", *typed), shapes_only=True)
+    cfg, data = prepared.cfg, prepared.data
     for seed in seeds:
         config = asdict(cfg) | {"seed": seed, "overrides": [f"attn={name}", *typed, f"seed={seed}"]}
         write_run(

@@ -50,10 +50,10 @@ def test_what_a_row_reads_is_read_after_the_device_has_made_it(monkeypatch):
             return 1.0
 
     monkeypatch.setattr("gptattn.training.callbacks.Moment", Moment)
-    ready = SimpleNamespace(
+    prepared = SimpleNamespace(
         state=RunState(), device=None, cfg=SimpleNamespace(compile=False, kinds=list)
     )
-    clock = StepClock(ready)
+    clock = StepClock(prepared)
     clock.time_steps(lambda: order.append("written"))  # without a step, as before a validation
     assert order == []
     clock.settle()

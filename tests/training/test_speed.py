@@ -60,19 +60,19 @@ def test_a_turn_of_training_takes_the_runs_own_steps(tmp_path):
     given = tiny(tmp_path, "batch_size=4", "accumulate=2", "model.num_layers=1", "position=none")
     own = {"attn": {"_target_": f"{__name__}.Noted"}, "allow_targets": [__name__]}
     with process_state():
-        ready = preflight(replace(cached_settings(*given), **own), shapes_only=True)
+        prepared = preflight(replace(cached_settings(*given), **own), shapes_only=True)
         CALLS.clear()
-        assert train_steps(ready, 3) > 0
-    sizes = (2, ready.cfg.model.context_length, ready.cfg.model.d_model)
+        assert train_steps(prepared, 3) > 0
+    sizes = (2, prepared.cfg.model.context_length, prepared.cfg.model.d_model)
     # One step to warm up and three, of two micro-batches each; nothing is validated.
     assert Counter(CALLS) == {(True, True, sizes): 8}
 
 
 def test_decoding_is_timed_up_to_a_full_context(tmp_path):
     with process_state():
-        ready = preflight(cached_settings(*tiny(tmp_path)), shapes_only=True)
-        context = ready.cfg.model.context_length
-        assert decode_tokens(ready, 8, context - 1) > 0
+        prepared = preflight(cached_settings(*tiny(tmp_path)), shapes_only=True)
+        context = prepared.cfg.model.context_length
+        assert decode_tokens(prepared, 8, context - 1) > 0
 
 
 def test_a_run_of_a_sweep_is_measured_as_it_would_train_alone(tmp_path):

@@ -44,7 +44,7 @@ class Watch(L.Callback):
 
 def waits_by_step(folder: Path, *overrides: str) -> dict[int, list[str]]:
     """Train on a fake GPU; return what the host waited for in each step."""
-    ready = preflight(settings(tiny(folder, "log_every=2", "budget.steps=9", *overrides)))
+    prepared = preflight(settings(tiny(folder, "log_every=2", "budget.steps=9", *overrides)))
 
     def program(counts: Counts) -> dict[int, list[str]]:
         class Event:
@@ -78,17 +78,19 @@ def waits_by_step(folder: Path, *overrides: str) -> dict[int, list[str]]:
             stack.enter_context(mock.patch("torch.cuda.Event", Event))
             stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda own: own))
             with torch.device("cuda"):
-                model = build_model(ready.cfg, ready.data.tokenizer.vocab_size)
+                model = build_model(prepared.cfg, prepared.data.tokenizer.vocab_size)
             # It is there, and fake tensors cannot be moved.
             stack.enter_context(mock.patch.object(model, "_apply", return_value=model))
             quiet_lightning()
-            on_gpu = replace(ready, device=torch.device("cuda"), model=model)
+            on_gpu = replace(prepared, device=torch.device("cuda"), model=model)
             clock, watch = StepClock(on_gpu), Watch(counts.waits)
             end, run = BudgetEnd(on_gpu, clock), RunFolder(folder / "run")
             trainer = _make_trainer(on_gpu, run, make_console(), clock, end, [])
             trainer.callbacks.append(watch)  # type: ignore[attr-defined]
             trainer.limit_val_batches = 0
-            own = LanguageModel(model, ready.cfg, ready.data, lambda step: 0.5, ready.matrices)
+            own = LanguageModel(
+                model, prepared.cfg, prepared.data, lambda step: 0.5, prepared.matrices
+            )
             with pytest.raises(Enough):
                 trainer.fit(own)
         return watch.by_step
@@ -112,13 +114,13 @@ def test_the_host_waits_for_no_step_but_that_of_the_row_before(own, tmp_path):
 
 
 def test_a_validation_does_not_wait_for_each_batch(tmp_path):
-    ready = preflight(settings(tiny(tmp_path)))
+    prepared = preflight(settings(tiny(tmp_path)))
 
     def validate(counts: Counts) -> list[str]:
         with torch.device("cuda"):
-            model = build_model(ready.cfg, ready.data.tokenizer.vocab_size)
+            model = build_model(prepared.cfg, prepared.data.tokenizer.vocab_size)
             batch = torch.zeros(2, 4, 16, dtype=torch.int64).unbind()
-        own = LanguageModel(model, ready.cfg, ready.data, lambda step: 0.5, ready.matrices)
+        own = LanguageModel(model, prepared.cfg, prepared.data, lambda step: 0.5, prepared.matrices)
         own.trainer = SimpleNamespace(world_size=1, global_rank=0)
         own.on_validation_epoch_start()
         counts.waits.clear()

@@ -9,7 +9,7 @@ from torch import Tensor
 from gptattn.attention.base import Shared
 from gptattn.attention.cache import Cache, Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
+from gptattn.attention.softmax import Heads, SoftmaxAttention, SoftmaxOptions, split_heads
 from gptattn.position.base import Positions
 
 NAME = "keys and values"  # the name in `Shared.state`, for the newest group
@@ -39,9 +39,9 @@ class CrossLayerAttention(SoftmaxAttention):
         layer: int = 0,
         qkv_bias: bool = False,
         out_bias: bool = True,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **options)
         self.reuses = layer % share > 0
         window = "" if self.window is None else f", window={self.window}"
         self._sizes = f"of layer {layer - layer % share}, num_kv_heads={num_kv_heads}, "

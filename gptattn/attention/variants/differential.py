@@ -12,10 +12,10 @@ from gptattn.attention.cache import Entry
 from gptattn.attention.core import is_gpu
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import (
-    Common,
     Heads,
     PlacedRule,
     SoftmaxAttention,
+    SoftmaxOptions,
     split_heads,
     wide_rms_norm,
 )
@@ -54,7 +54,7 @@ class DifferentialAttention(SoftmaxAttention):
         qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
         heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, count, whole in (
@@ -66,7 +66,7 @@ class DifferentialAttention(SoftmaxAttention):
                     f"{name}={count} must be even for differential attention, which pairs them; "
                     f"use one of {[n for n in divisors(whole) if n % 2 == 0]}"
                 )
-        super().__init__(d_in, d_out, context_length, num_heads, heads, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, heads, **options)
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
@@ -101,18 +101,18 @@ class DifferentialAttention(SoftmaxAttention):
         keys = Entry(self.num_kv_heads, self.head_dim)
         return {"k": keys, "v": Entry(self.num_kv_heads // 2, 2 * self.head_dim)}
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         # Values are summed once, by the difference. Fused attention returns no weights, so it would
         # sum them by A1 and by A2: on two cores, training at T = 1,024 then takes 2.0 times `mha`'s
         # time instead of 1.7, and decoding at S = 8,192 takes 1.9 times instead of 1.0.
         # On a GPU, one fused call costs less: forward and backward of 12 layers of GPT-2 small, of
         # 16 x 1,024 tokens, take 1,559 kernels, 68 GB (two calls 1,607, 68; blocks 9,515, 278).
         k, v, drops = held["k"], held["v"], self.training and self.dropout > 0
-        fuses = (self.backend == "flex" or not at.rule.changes_scores) and not drops
+        fuses = (self.backend == "flex" or not placed.rule.changes_scores) and not drops
         if fuses and is_gpu(q_BHTD) and q_BHTD.shape[2] == k.shape[2]:
-            y = self._difference(self.mix(q_BHTD, k, torch.cat([v, v], dim=1), at))
+            y = self._difference(self.mix(q_BHTD, k, torch.cat([v, v], dim=1), placed))
         else:
-            y = self.mix(q_BHTD, k, v, at, self._difference)
+            y = self.mix(q_BHTD, k, v, placed, self._difference)
         y = wide_rms_norm(y, (1 - self.lambda0) * self.norm_gain, EPS)
         # A pair's output becomes two heads side by side, one from each half.
         return y.unflatten(3, (2, self.head_dim)).transpose(2, 3).flatten(1, 2)

@@ -19,7 +19,7 @@ from gptattn.attention.cache import Cache, Entry
 from gptattn.attention.core import BLOCK, split_in_blocks
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule, Span, place, visible, weights
-from gptattn.attention.softmax import Common, PlacedRule, Step, seen_pairs, split_heads
+from gptattn.attention.softmax import PlacedRule, SoftmaxOptions, Step, seen_pairs, split_heads
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.position.base import Positions
 from gptattn.position.rope import Pairs, RotaryPosition
@@ -67,7 +67,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         query_rank: float | None = 0.6667,
         rope_dim: float | None = None,
         out_bias: bool = True,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
         super().__init__(
             d_in,
@@ -78,7 +78,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             query_rank=query_rank,
             rope_dim=rope_dim,
             out_bias=out_bias,
-            **common,
+            **options,
         )
         self.topk = window_of(topk, context_length, "topk") or context_length
         self.index_heads = _heads(index_heads, num_heads)
@@ -90,9 +90,15 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             )
         self.index_position = self.position
         if isinstance(self.position, RotaryPosition) and self.position.pairs != index_pairs:
-            at = self.position
-            options = (at.base, at.fraction, at.stretch, at.original_context, index_pairs)
-            self.index_position = RotaryPosition(at.context_length, self.rope_dim, *options)
+            position = self.position
+            rope = (
+                position.base,
+                position.fraction,
+                position.stretch,
+                position.original_context,
+                index_pairs,
+            )
+            self.index_position = RotaryPosition(position.context_length, self.rope_dim, *rope)
         source = d_in if self.query_rank is None else self.query_rank
         self.W_index_query = Linear(source, self.index_heads * self.index_dim, bias=False)
         self.W_index_key = Linear(d_in, self.index_dim, bias=False)
@@ -131,21 +137,21 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
 
     def project_and_cache(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Step:
         step = super().project_and_cache(x_BTE, cache, shared)
-        q_BHTX, held, at, *_ = step
+        q_BHTX, held, placed, *_ = step
         learning = self.training and torch.is_grad_enabled()
         if learning and shared is not None and shared.losses is not None:
-            loss = self._index_loss(q_BHTX.detach(), held, at)
+            loss = self._index_loss(q_BHTX.detach(), held, placed)
             shared.losses.setdefault(LOSS, []).append(loss)
         if held["index_key"].shape[2] <= self.topk:
             return step  # all keys are chosen
 
         @torch.no_grad()
         def hide(query: Span, key: Span) -> Tensor:
-            chosen_B1TS = self.choose(self.index_scores(held, at.rule, query, key), key)
+            chosen_B1TS = self.choose(self.index_scores(held, placed.rule, query, key), key)
             hidden = torch.zeros_like(chosen_B1TS, dtype=q_BHTX.dtype)
             return hidden.masked_fill(~chosen_B1TS, -math.inf)
 
-        return step._replace(at=at._replace(rule=replace(at.rule, bias=hide)))
+        return step._replace(placed=placed._replace(rule=replace(placed.rule, bias=hide)))
 
     def index_scores(
         self, held: Mapping[str, Tensor], rule: Rule, query: Span, key: Span
@@ -173,29 +179,29 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             rank = _count_back(equal)
         return above | (equal & (rank <= self.topk - above.sum(-1, keepdim=True)))
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         T, S = q_BHTD.shape[2], held["index_key"].shape[2]
-        if T > 1 or self.topk >= S or at.rule.decay is not None:
-            return super().attend(q_BHTD, held, at)
+        if T > 1 or self.topk >= S or placed.rule.decay is not None:
+            return super().attend(q_BHTD, held, placed)
         # A decoding step reads only the chosen entries.
-        query, key = place(at.q_pos, at.k_pos, T, S, q_BHTD.device)
-        chosen_BS = self.choose(self.index_scores(held, at.rule, query, key), key)[:, 0, 0]
+        query, key = place(placed.q_pos, placed.k_pos, T, S, q_BHTD.device)
+        chosen_BS = self.choose(self.index_scores(held, placed.rule, query, key), key)[:, 0, 0]
         where_BK = chosen_BS.byte().topk(self.topk, sorted=False).indices
         row_B1 = torch.arange(len(where_BK), device=where_BK.device)[:, None]
         latent_B1KX = held["latent"][row_B1, 0, where_BK].unsqueeze(1)
         k_pos = key.pos.flatten(1).expand(chosen_BS.shape)[row_B1, where_BK]
-        placed = PlacedRule(replace(at.rule, bias=None), at.q_pos, k_pos)
-        return super().attend(q_BHTD, {"latent": latent_B1KX}, placed)
+        chosen = PlacedRule(replace(placed.rule, bias=None), placed.q_pos, k_pos)
+        return super().attend(q_BHTD, {"latent": latent_B1KX}, chosen)
 
-    def _index_loss(self, q_BHTX: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def _index_loss(self, q_BHTX: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         """Return the mean divergence, computed in blocks of queries, as in `attend`."""
         with torch.no_grad():
             k_BHSX = self.keys(held)
         B, _, T, _ = q_BHTX.shape
-        query, key = place(at.q_pos, at.k_pos, T, k_BHSX.shape[2], q_BHTX.device)
+        query, key = place(placed.q_pos, placed.k_pos, T, k_BHSX.shape[2], q_BHTX.device)
         sums = []
-        for q, k, _, *spans in split_in_blocks(q_BHTX, k_BHSX, k_BHSX, at.rule, query, key):
-            call = self._divergence, q, k, held, at.rule, *spans
+        for q, k, _, *spans in split_in_blocks(q_BHTX, k_BHSX, k_BHSX, placed.rule, query, key):
+            call = self._divergence, q, k, held, placed.rule, *spans
             # With several blocks, backward recomputes a block's scores.
             sums.append(
                 checkpoint(*call, use_reentrant=False, preserve_rng_state=False)

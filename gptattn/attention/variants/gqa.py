@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gptattn.attention.base import HasHeads
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, HeadDim, Heads, SoftmaxAttention, split_heads
+from gptattn.attention.softmax import HeadDim, Heads, SoftmaxAttention, SoftmaxOptions, split_heads
 
 
 class GroupedQueryAttention(HasHeads, SoftmaxAttention):
@@ -32,10 +32,10 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
         out_proj: bool = True,
         out_bias: bool = True,
         head_dim: HeadDim = None,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
         sizes = d_in, d_out, context_length, num_heads, num_kv_heads
-        super().__init__(*sizes, head_dim=head_dim, **common)
+        super().__init__(*sizes, head_dim=head_dim, **options)
         # Built in the tutorials' order, so that the same seed gives the same numbers.
         self.W_query = Linear(d_in, num_heads * self.head_dim, bias=qkv_bias)
         self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, Heads, PlacedRule, SoftmaxAttention
+from gptattn.attention.softmax import Heads, PlacedRule, SoftmaxAttention, SoftmaxOptions
 from gptattn.attention.variants.single_head import CausalAttention
 
 
@@ -31,9 +31,9 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **options)
         # The wrapper has parts, positions and the cache; a head alone is plain attention.
         self.heads = nn.ModuleList(
             CausalAttention(d_in, self.head_dim, context_length, qkv_bias=qkv_bias)
@@ -50,16 +50,16 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
             v.append(head.W_value(x_BTE))
         return torch.stack(q, dim=1), torch.stack(k, dim=1), torch.stack(v, dim=1)
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         # These cover all heads of a rule at once.
-        for_all = (at.rule.bias, at.rule.decay, at.rule.sink_H)
+        for_all = (placed.rule.bias, placed.rule.decay, placed.rule.sink_H)
         decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower
         if decodes or any(x is not None for x in for_all):
-            return super().attend(q_BHTD, held, at)
+            return super().attend(q_BHTD, held, placed)
         outputs = []
         for h in range(self.num_heads):
             q, k, v = (x.narrow(1, h, 1) for x in (q_BHTD, held["k"], held["v"]))
-            outputs.append(self.mix(q, k, v, at))
+            outputs.append(self.mix(q, k, v, placed))
         return torch.cat(outputs, dim=1)
 
     def modules_of_heads(self) -> list[str]:

@@ -13,10 +13,10 @@ from gptattn.attention.base import Shared, check_sizes, rank_of
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import (
-    Common,
     Heads,
     PlacedRule,
     SoftmaxAttention,
+    SoftmaxOptions,
     seen_pairs,
     split_heads,
     wide_rms_norm,
@@ -56,16 +56,16 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         query_rank: float | None = 0.6667,
         rope_dim: float | None = None,
         out_bias: bool = True,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
         check_sizes(d_out, num_heads, num_heads)  # before dividing
-        position = common.get("position")
+        position = options.get("position")
         D, P = d_out // num_heads, rope_size(rope_dim, d_out // num_heads, position)
-        if common.get("scale") is None:
-            common["scale"] = (D + P) ** -0.5
+        if options.get("scale") is None:
+            options["scale"] = (D + P) ** -0.5
         if position is not None:
-            common["position"] = position.resized(P) if P else position
-        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+            options["position"] = position.resized(P) if P else position
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **options)
         queries = num_heads * (D + P)
         self.rope_dim, self.kv_rank = P, rank_of("kv_rank", kv_rank, d_out, min(d_in, 2 * d_out))
         self.query_rank: int | None = None
@@ -121,18 +121,18 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         k_BHSD = split_heads(self.W_key(latent_B1SC.squeeze(1)), self.num_heads)
         return torch.cat([k_BHSD, k_B1SP.expand(-1, self.num_heads, -1, -1)], dim=-1)
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         latent_B1SX, C = held["latent"], self.kv_rank
         if not self.absorbs(q_BHTD.shape[2], latent_B1SX.shape[2]):
             v_BHSD = split_heads(self.W_value(latent_B1SX[:, 0, :, :C]), self.num_heads)
-            return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
+            return self.mix(q_BHTD, self.keys(held), v_BHSD, placed)
         q_BHTD, q_BHTP = q_BHTD.split([self.head_dim, self.rope_dim], dim=-1)
         # q (W c) = (q W) c: W_key goes into the query, and W_value into the output.
         q_BHTC = einsum("BHTD,HDC->BHTC", q_BHTD, self._by_head(self.W_key))
         # The whole entry is also the value, because fused attention wants one size; copying its
         # first C numbers would cost more than the P extra sums.
         q_BHTX = torch.cat([q_BHTC, q_BHTP], dim=-1)
-        y_BHTX = self.mix(q_BHTX, latent_B1SX, latent_B1SX, at)
+        y_BHTX = self.mix(q_BHTX, latent_B1SX, latent_B1SX, placed)
         return einsum("BHTC,HDC->BHTD", y_BHTX[..., :C], self._by_head(self.W_value))
 
     def absorbs(self, T: int, S: int) -> bool:

@@ -134,8 +134,10 @@ class NativeSparseAttention(SoftmaxAttention):
             near, index = ring.write({name: new[name] for name in NEAR})
             if isinstance(index, Tensor):
                 near["near"] = index[None, None]
-            raw, at = {name: new[name] for name in RAW}, shared.positions
-            held |= stored | near | {"end": cache.write_blocks(raw, at, self.stride, self.compress)}
+            raw, pos = {name: new[name] for name in RAW}, shared.positions
+            held |= (
+                stored | near | {"end": cache.write_blocks(raw, pos, self.stride, self.compress)}
+            )
             held |= {name: cache.tensors[name][:, :, : held["end"].shape[1]] for name in BLOCKS}
         S, device = held["k"].shape[2], held["k"].device
         pos_BS = Span(k_pos, slice(0, S), -2, device).pos[:, 0, 0]
@@ -163,18 +165,18 @@ class NativeSparseAttention(SoftmaxAttention):
             _, k = part.rotated(k, k)
         return {"k_block": k, "v_block": v}
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
-        ys = [self.mix(q_BHTD, *branch) for branch in self._branches(q_BHTD, held, at)]
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
+        ys = [self.mix(q_BHTD, *branch) for branch in self._branches(q_BHTD, held, placed)]
         return (held["gate"] * torch.cat(ys, 1)).unflatten(1, (3, -1)).sum(1)
 
     def _branches(
-        self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule
+        self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule
     ) -> list[tuple[Tensor, Tensor, PlacedRule]]:
         """Return keys, values and rule of the compressed, selected and window branches."""
         k_BGSD, v_BGSD, pos, end_BC = (held[name] for name in ("k", "v", "pos", "end"))
         T, S, R = q_BHTD.shape[2], k_BGSD.shape[2], self.num_heads // self.groups
-        blocks, size, selected = _only(at, pos, end_BC[:, None]), self.select_block, at
-        near = _only(at, pos, held["near"]) if "near" in held else at
+        blocks, size, selected = _only(placed, pos, end_BC[:, None]), self.select_block, placed
+        near = _only(placed, pos, held["near"]) if "near" in held else placed
         near = near._replace(rule=replace(near.rule, window=self.window))
         queries, block = place(blocks.q_pos, blocks.k_pos, T, end_BC.shape[1], q_BHTD.device)
         first_J = torch.arange(0, S, size, device=q_BHTD.device)
@@ -200,17 +202,17 @@ class NativeSparseAttention(SoftmaxAttention):
             return chosen_BGTS.repeat_interleave(R, 1)
 
         if len(first_J) > self.topk and T > 1:
-            selected = at._replace(rule=replace(at.rule, bias=hide))
+            selected = placed._replace(rule=replace(placed.rule, bias=hide))
         elif len(first_J) > self.topk:  # a decoding step reads only its blocks
-            query, _ = place(at.q_pos, at.k_pos, 1, S, q_BHTD.device)
+            query, _ = place(placed.q_pos, placed.k_pos, 1, S, q_BHTD.device)
             chosen_BGN = choose(query)[:, :, 0].topk(self.topk).indices.sort().values
             token_L = torch.arange(size, device=pos.device)
             pos_BGN = (size * chosen_BGN[..., None] + token_L).flatten(2)
             at_BGN = (pos_BGN + (S - 1 - query.pos[..., 0])).clamp_max(S - 1)
             k_BGSD, v_BGSD = (x.take_along_dim(at_BGN[..., None], 2) for x in (k_BGSD, v_BGSD))
             # Each group sees the first N of these, so one group's positions are right for all.
-            rule = _only(at, pos, at_BGN.repeat_interleave(R, 1)).rule
-            selected = PlacedRule(rule, at.q_pos, pos_BGN[:, 0])
+            rule = _only(placed, pos, at_BGN.repeat_interleave(R, 1)).rule
+            selected = PlacedRule(rule, placed.q_pos, pos_BGN[:, 0])
         return [
             (held["k_block"], held["v_block"], blocks),
             (k_BGSD, v_BGSD, selected),
@@ -218,8 +220,8 @@ class NativeSparseAttention(SoftmaxAttention):
         ]
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        q_BHTD, held, at, *_ = self.project_and_cache(x_BTE, None, shared)
-        branches = self._branches(q_BHTD, held, at)
+        q_BHTD, held, placed, *_ = self.project_and_cache(x_BTE, None, shared)
+        branches = self._branches(q_BHTD, held, placed)
         maps = [attention_weights(q_BHTD, k, *one[:3]) for k, _, one in branches]
         back_BCT = held["end"].unsqueeze(2) - torch.arange(x_BTE.shape[1], device=x_BTE.device)
         inside_BCT = (back_BCT >= 0) & (back_BCT < self.block)
@@ -248,9 +250,9 @@ class NativeSparseAttention(SoftmaxAttention):
         return 2 * (self.num_heads * D * pairs + making)
 
 
-def _only(at: PlacedRule, pos: Tensor, number_BHN: Tensor) -> PlacedRule:
+def _only(placed: PlacedRule, pos: Tensor, number_BHN: Tensor) -> PlacedRule:
     """Return rule and positions for the keys with these numbers only, per head; -1: none."""
-    rule, q_pos = at.rule, at.q_pos
+    rule, q_pos = placed.rule, placed.q_pos
     if rule.decay is not None:
         c_BHN = rule.decay.at_key_BHS.take_along_dim(number_BHN.clamp_min(0), -1)
         rule = replace(rule, decay=replace(rule.decay, at_key_BHS=c_BHN))

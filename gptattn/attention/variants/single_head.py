@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
 from gptattn.attention.linear import Linear
-from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
+from gptattn.attention.softmax import Heads, SoftmaxAttention, SoftmaxOptions
 
 
 class SelfAttentionV1(nn.Module):
@@ -61,9 +61,9 @@ class CausalAttention(HasHeads, SoftmaxAttention):
         context_length: int,
         *,
         qkv_bias: bool = False,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, 1, 1, **common)
+        super().__init__(d_in, d_out, context_length, 1, 1, **options)
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = Linear(d_in, d_out, bias=qkv_bias)

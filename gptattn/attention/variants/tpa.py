@@ -13,10 +13,10 @@ from gptattn.attention.base import Shared
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import (
-    Common,
     Heads,
     PlacedRule,
     SoftmaxAttention,
+    SoftmaxOptions,
     seen_pairs,
     split_heads,
 )
@@ -50,9 +50,9 @@ class TensorProductAttention(SoftmaxAttention):
         key_rank: int = 2,
         value_rank: int = 2,
         out_bias: bool = True,
-        **common: Unpack[Common],
+        **options: Unpack[SoftmaxOptions],
     ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **options)
         self.ranks = query_rank, key_rank, value_rank
         for name, rank in zip(("query_rank", "key_rank", "value_rank"), self.ranks, strict=True):
             if not 1 <= rank <= d_in:
@@ -108,10 +108,10 @@ class TensorProductAttention(SoftmaxAttention):
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         return self._sum(held["a_k"], held["b_k"])
 
-    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: PlacedRule) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
-            return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
+            return self.mix(q_BHTD, self.keys(held), v_BHSD, placed)
         # For one query, summing a (q . b) and (w a) b is less work; in place: no gradients.
         a_k_BCHS, a_v_BCHS = self._by_term(held["a_k"]), self._by_term(held["a_v"])
         score_BHS = (q_BHTD.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
@@ -121,7 +121,7 @@ class TensorProductAttention(SoftmaxAttention):
 
         # The core gets each score as a key of size 1, and the query 1.
         one_BH11, k_BHS1 = torch.ones_like(q_BHTD[..., :1]), score_BHS.unsqueeze(3)
-        y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], at, by_term)
+        y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], placed, by_term)
         return y_BX1D.unflatten(1, (-1, self.num_heads)).sum(1)
 
     def flops(self, T: int, S: int) -> int:
