@@ -18,6 +18,7 @@ from gptattn.attention.core import Backend, Blend, attend, check_flex, is_gpu, m
 from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
+from gptattn.errors import ConfigError
 from gptattn.machine.device import Toolchain
 from gptattn.position.base import HeadPosition, Positions
 
@@ -81,7 +82,7 @@ class SoftmaxAttention(Attention):
     # Whether the cache holds keys and values of each head, which a part can change.
     keeps_heads: ClassVar[bool] = True
     has_values: ClassVar[bool] = True  # whether each head has values: `own_values`
-    takes_flex: ClassVar[bool] = True  # whether backend=flex can compute it
+    chooses_keys: ClassVar[bool] = False  # by scores, hiding others by a bias: no flex
     num_kv_heads: int  # 0: it projects no keys and values; parts get 0 heads
     out_proj: nn.Linear | None
     _parts: tuple[Part, ...] = ()
@@ -106,7 +107,7 @@ class SoftmaxAttention(Attention):
         check_sizes(d_out if head_dim is None else num_heads, num_heads, num_kv_heads)
         if backend == "flex" and not torch.cuda.is_available():
             raise ValueError("backend=flex needs a CUDA device, but there is none; use sdpa")
-        if backend == "flex" and not self.takes_flex:
+        if backend == "flex" and self.chooses_keys:
             raise ValueError(f"backend=flex cannot compute {self.title}; use sdpa")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
@@ -164,6 +165,10 @@ class SoftmaxAttention(Attention):
         rule = self.rule()
         for part in self._parts:
             rule = part.rule(rule, new, held)
+        if rule.bias is not None and self.chooses_keys:
+            raise ConfigError(
+                "part", f"{self.title} takes no bias; leave out the part that adds one"
+            )
         if self.position is not None and self.position.decays:
             decays = self.position.decay(shared.positions), self.position.decay(k_pos)
             rule = rule.with_decay(*decays)
@@ -254,7 +259,7 @@ class SoftmaxAttention(Attention):
         T = x_BTE.shape[1]
         sees_all = min(rule.window or T, rule.chunk or T) >= T
         plain = sees_all and not rule.changes_scores and isinstance(shared.positions, range)
-        if plain or not self.takes_flex:
+        if plain or self.chooses_keys:
             return "sdpa", ""
         sizes = q_BHTD.shape[3], held["v"].shape[3] if "v" in held else self.head_dim
         learned = rule.decay is not None and rule.decay.at_key_BHS.requires_grad

@@ -1,5 +1,7 @@
 """Parts: what each adds in parameters and cache, how it starts, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from building import build_attention, build_gpt, disturb, menu, read_file, through_cache
@@ -7,7 +9,7 @@ from contract import assert_agree, assert_same, decode
 from support import refuses
 from torch import Tensor, nn
 
-from gptattn.attention import Part, Shared, TokenCache
+from gptattn.attention import Part, Rule, Shared, TokenCache
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
 from gptattn.attention.softmax import SoftmaxAttention
@@ -203,3 +205,16 @@ def test_parts_that_do_not_fit_are_refused_in_one_line():
     }.items():
         with refuses(field):
             build_gpt(*given.split())
+
+
+class Nearest(Part):
+    def rule(self, rule: Rule, queries: object, keys: object) -> Rule:
+        return replace(rule, bias=lambda query, key: key.pos - query.pos)
+
+
+@pytest.mark.parametrize("variant", ["dsa", "nsa"])
+def test_a_bias_is_refused_where_scores_choose_the_keys(variant):
+    layer = build_attention(variant)
+    layer.add_part("nearest", Nearest())
+    with refuses("part: bias"):
+        layer(torch.randn(1, 7, layer.d_in))

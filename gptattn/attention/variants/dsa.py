@@ -50,7 +50,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     """
 
     stops_gradient: ClassVar[bool] = True
-    takes_flex: ClassVar[bool] = False  # keys are chosen by their scores
+    chooses_keys: ClassVar[bool] = True
 
     def __init__(
         self,

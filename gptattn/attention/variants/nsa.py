@@ -48,7 +48,7 @@ class NativeSparseAttention(SoftmaxAttention):
 
     stops_gradient: ClassVar[bool] = True
     has_values: ClassVar[bool] = False  # a token has three, one per branch
-    takes_flex: ClassVar[bool] = False  # blocks are chosen by their scores
+    chooses_keys: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -135,10 +135,9 @@ class NativeSparseAttention(SoftmaxAttention):
             if isinstance(index, Tensor):
                 near["near"] = index[None, None]
             raw, pos = {name: new[name] for name in RAW}, shared.positions
-            held |= (
-                stored | near | {"end": cache.write_blocks(raw, pos, self.stride, self.compress)}
-            )
-            held |= {name: cache.tensors[name][:, :, : held["end"].shape[1]] for name in BLOCKS}
+            end_BC = cache.write_blocks(raw, pos, self.stride, self.compress)
+            held |= stored | near | {"end": end_BC}
+            held |= {name: cache.tensors[name][:, :, : end_BC.shape[1]] for name in BLOCKS}
         S, device = held["k"].shape[2], held["k"].device
         pos_BS = Span(k_pos, slice(0, S), -2, device).pos[:, 0, 0]
         held["pos"] = F.pad(pos_BS, (1, 0), value=-1)
@@ -243,9 +242,7 @@ class NativeSparseAttention(SoftmaxAttention):
         seen, D, size = range(S - T + 1, S + 1), self.head_dim, self.select_block
         blocks = sum(count_blocks(s, self.block, self.stride) for s in seen)
         selected = sum(min(s, self.topk * size - -s % size) for s in seen)
-        making = (
-            2 * T * self.groups * (self.block + 1) * D * D // self.stride
-        )  # a key's and a value's
+        making = 2 * T * self.groups * (self.block + 1) * D * D // self.stride  # keys and values
         pairs = 3 * blocks + 2 * (selected + seen_pairs(T, S, self._plain))
         return 2 * (self.num_heads * D * pairs + making)
 
