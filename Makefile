@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip is not quiet here, because it may download gigabytes.
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs 3.11 or newer: add PYTHON=python3.12")'
 	@echo "setting up $(VENV) (once): 1 of 3, installing torch"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) torch
@@ -58,7 +58,7 @@ test: $(TESTED)
 test-all: $(TESTED)
 	$(PYTEST) $(ARGS)
 
-# Other libraries stay pinned, except setuptools: that torch needs an older one.
+# Other libraries stay pinned, except setuptools: the oldest torch needs an older one.
 $(OLDEST)/.tested: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(OLDEST)
 	grep -vE '^(torch|setuptools)==' constraints.txt > $(OLDEST)/constraints.txt

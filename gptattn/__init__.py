@@ -1,4 +1,9 @@
-"""gptattn: which attention should my GPT use, what does it cost, and how sure are we?"""
+"""gptattn: which attention should my GPT use, what does it cost, and how sure are we?
+
+Subpackages import only from earlier ones: errors, machine < position, optim < attention < model <
+data < settings < build < decode, maps < runs < weights < evaluate < training < compare < sweep
+< cli.
+"""
 
 import os
 from importlib import import_module

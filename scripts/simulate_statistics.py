@@ -96,15 +96,15 @@ def section(losses: Losses) -> Section:
     return make_section(groups, "mha")
 
 
-def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float, float]:
+def false_claims(noise: str, variants: int, n: int, reports: int) -> tuple[float, float]:
     """Return the shares of reports with false claims: against the baseline, about the best row."""
     generator = np.random.default_rng([variants, n])
     rows = firsts = 0
-    for _ in range(fields):
+    for _ in range(reports):
         report = section(DEVIATION * NOISE[noise](generator, (variants, n)))
         rows += any(row.difference and row.difference.is_significant for row in report.rows)
         firsts += len(report.ties) < variants - 1
-    return rows / fields, firsts / fields
+    return rows / reports, firsts / reports
 
 
 # The attention track: entries, and a baseline whose loss falls as in docs/track_rules.md.
@@ -239,9 +239,9 @@ def print_tracks(tables: int) -> None:
 
 @dataclass(frozen=True)
 class Arguments:
-    """fields=1000"""
+    """reports=1000"""
 
-    fields: Count = option("reports per cell", 1_000)
+    reports: Count = option("reports per cell", 1_000)
     tracks: Count | None = option("simulate this many attention tracks instead")
 
 
@@ -251,12 +251,12 @@ def run(arguments: Sequence[str]) -> None:
     if args.tracks is not None:
         print_tracks(args.tracks)
         return
-    fields = args.fields
+    reports = args.reports
     statistics.seeds_needed = lambda *_: None  # slow, and no decision needs it
     cells = [["losses with equal means", "variants", *(f"n = {n}" for n in SEEDS)]]
     for noise in NOISE:
         for variants in (4, 8):
-            shares = [false_claims(noise, variants, n, fields) for n in SEEDS]
+            shares = [false_claims(noise, variants, n, reports) for n in SEEDS]
             figures = [f"{rows:.1%}, {firsts:.1%}" for rows, firsts in shares]
             cells.append([noise, str(variants), *figures])
     print(Table("", cells).to_markdown())

@@ -117,7 +117,7 @@ def run(arguments: Sequence[str]) -> None:
             assert code == 0, f"{overrides} resumed with exit code {code}: {output}"
             same = fingerprint(folder / "run") == whole[variant]
             assert same, f"{overrides} differs from an undisturbed run"
-        print(f"killed and resumed {args.count}: all equal undisturbed runs", flush=True)
+        print(f"killed and resumed {args.count} runs: all equal undisturbed ones", flush=True)
 
 
 if __name__ == "__main__":

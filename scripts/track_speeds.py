@@ -1,7 +1,7 @@
 """Measures the speed of the attention track's entries, and writes it into their files.
 
 The entries' training steps take turns on one thread, in a new random order each round. The speeds
-of the entries' own runs don't compare: those runs shared a machine, or ran on several.
+of the entries' own runs can't be compared: they shared a machine, or ran on several.
 """
 
 import sys

@@ -103,7 +103,7 @@ class Attention(nn.Module, ABC):
     def choose_backend(
         self, x_BTE: Tensor, shared: Shared, dtype: torch.dtype, tools: Toolchain
     ) -> tuple[str, str]:
-        """Return `auto`'s backend on a GPU for products in `dtype`, and why no faster one."""
+        """Return `auto`'s backend on a GPU for products in `dtype`, and why not a faster one."""
         return self.plain_backend, ""
 
     def initialise(self, std: float) -> None:
@@ -246,7 +246,7 @@ def window_of(window: float | None, context_length: int, name: str = "window") -
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
             f"{name}={window} does not fit context_length={context_length}; give 1 to "
-            f"{context_length} tokens, current one included, or, below 1, a share of the context"
+            f"{context_length} tokens or, below 1, a share of the context"
         )
     return window
 
@@ -260,8 +260,8 @@ def rank_of(name: str, rank: float, width: int, most: int) -> int:
         return min(most, max(8, 8 * round(rank * width / 8)))
     if not (isinstance(rank, int) and 1 <= rank <= most):
         raise ValueError(
-            f"{name}={rank} does not fit; give 1 to {most} (more would compress nothing), or a "
-            "share of the width below 1"
+            f"{name}={rank} does not fit; give 1 to {most} (more would compress nothing), or, "
+            "below 1, a share of the width"
         )
     return rank
 

@@ -70,7 +70,7 @@ def attend(
     count from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
     then changes the weights; if it merges heads, the outputs have as many heads as it returns, a
     multiple of v's. flex looks its block mask up in `masks`, and computes as sdpa if `masks` lacks
-    it; if that is None, it makes one. Raises ValueError if positions and tokens differ in number.
+    it; if `masks` is None, makes one. Raises ValueError if positions and tokens differ in number.
     """
     T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
     query, key = place(q_pos, k_pos, T, S, q_BHTD.device)
@@ -204,7 +204,7 @@ def check_flex(rule: Rule, dropout: float) -> None:
     if rule.bias is not None:
         raise ValueError("backend=flex cannot use a bias from a function; use sdpa")
     if dropout > 0:
-        raise ValueError(f"backend=flex has no dropout (here {dropout}); use sdpa, or dropout 0")
+        raise ValueError(f"backend=flex has no dropout (here {dropout}); use sdpa, or dropout=0")
 
 
 def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, mask: BlockMask) -> Tensor:

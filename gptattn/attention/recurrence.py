@@ -4,10 +4,10 @@ A state S [D, V] per head replaces keys and values. Each token decays it, writes
 
     decayed linear attention    S = exp(g) S;    S = S + k v^T;                     o = S^T q
     the gated delta rule        S = exp(g) S;    S = S + beta k (v - k^T S)^T;      o = S^T q
-    diagonal plus low rank      S = exp(g) S + b (S^T a)^T + k v^T;                 o = S^T q
+    diagonal plus low rank      S = exp(g) S + c (S^T a)^T + k v^T;                 o = S^T q
 
 The last form removes with separate keys: `a` reads S before the decay, and the result is written at
-b. The log decay g <= 0 is one number per head, g [B, H, T], or one per key channel,
+c. The log decay g <= 0 is one number per head, g [B, H, T], or one per key channel,
 g [B, H, T, D], which decays the rows of S. `step` is the definition, for one token. The chunked
 forms compute the same for all tokens of a row: products within chunks, and a loop only over the
 states between chunks. If a row holds several documents, each starts from a zero state; `start_BT`
@@ -62,7 +62,7 @@ class RecurrentAttention(Attention):
     plain_backend: ClassVar[str] = "chunked"
     delta: ClassVar[bool] = False  # whether it follows the delta rule
     by_channel: ClassVar[bool] = False  # whether each key channel has its own decay
-    removes: ClassVar[bool] = False  # whether it removes with separate keys, `a` and `b`
+    removes: ClassVar[bool] = False  # whether it removes with separate keys, `a` and `c`
     writes: int = 1  # to the state, per token
     state_sizes: tuple[int, int, int]  # H, D and V of the state; subclasses set it
 
@@ -164,10 +164,10 @@ class RecurrentAttention(Attention):
             "fla is not installed; pip install 'gptattn[fla]'": not tools.fla,
             "fla supports heads of up to 256": max(self.state_sizes[1:]) > 256,
             "fla has not been measured in float32": dtype.itemsize > 2,
-            "fla has not been measured with removal": self.removes,
+            "no kernel of fla is used for removal by separate keys": self.removes,
             # Triton miscompiled a gate per head for Hopper, and fla refuses it there (fla#640,
             # fla#983); a gate per channel uses other kernels.
-            "fla needs Triton 3.7.1 on this GPU, which comes with torch 2.12.1": (
+            "on this GPU, fla needs Triton 3.7.1, which comes with torch 2.12.1": (
                 tools.capability == (9, 0) and tools.triton < (3, 7, 1) and not self.by_channel
             ),
         }
@@ -196,7 +196,7 @@ class RecurrentAttention(Attention):
 
 
 def draw_decay_bias(count: int) -> nn.Parameter:
-    """Return biases with a softplus log-uniform from 0.001 to 0.1, so that decays start slow.
+    """Return biases whose softplus is log-uniform from 0.001 to 0.1, so that decays start slow.
 
     Source: github.com/state-spaces/mamba; Gated DeltaNet and Kimi Linear start the same way.
     """

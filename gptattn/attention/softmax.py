@@ -130,7 +130,7 @@ class SoftmaxAttention(Attention):
         self.position = position
 
     def project_out(self, present: bool, bias: bool) -> nn.Linear | None:
-        """Return the output projection. Raises ValueError if d_out needs one and has none."""
+        """Return the output projection. Raises ValueError if it is left out but d_out needs it."""
         width = self.num_heads * self.head_dim
         if present:
             return Linear(width, self.d_out, bias=bias)
@@ -167,7 +167,7 @@ class SoftmaxAttention(Attention):
             rule = part.rule(rule, new, held)
         if rule.bias is not None and self.chooses_keys:
             raise ConfigError(
-                "part", f"{self.title} takes no bias; leave out the part that adds one"
+                "part", f"{self.title} takes no score bias; leave out the part that adds one"
             )
         if self.position is not None and self.position.decays:
             decays = self.position.decay(shared.positions), self.position.decay(k_pos)
@@ -330,7 +330,7 @@ class SoftmaxAttention(Attention):
         try:
             inspect.signature(part.mix).bind(..., ..., ...)
         except TypeError:
-            missing = f"{name}.mix lacks an argument; define mix(self, y_BHTD, x_BTE, entries)"
+            missing = f"{name}.mix has other arguments; define mix(self, y_BHTD, x_BTE, entries)"
             raise ValueError(missing) from None
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections

@@ -1,4 +1,4 @@
 """Builds a run's model, tokenizer and data from its settings, and matches variants.
 
-It may import `settings` and what comes before it. Start reading at `model.py`.
+This package may import `settings` and what comes before it. Start reading at `model.py`.
 """

@@ -14,7 +14,7 @@ TOLERANCE = 1e-4  # for hidden states, which are of size 1 or so
 
 
 def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:
-    """Return the run's settings with another context; shares of the trained one become tokens.
+    """Return the run's settings with another context; shares of the old context become tokens.
 
     A window of 0.25 of 128 tokens stays 32. Stretched rotary positions keep their original context.
     """

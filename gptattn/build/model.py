@@ -170,7 +170,7 @@ def build_layers(
 
     Each is an `Attention`, x [B, T, d_model] -> y [B, T, d_model], with its positions and parts,
     initialised as in a run. You add norms, residuals and MLPs, and any positions that act on
-    embeddings: recipe=gpt2 has these, and so has attn= without "position=rope". `overrides` are
+    embeddings: recipe=gpt2 has these, and so has attn= with its default, learned. `overrides` are
     train.py's, such as "attn.window=32"; without `recipe` and `attn`, they choose the layers.
 
     Layers that share state (cross_layer, rwkv7, value_residual) need one `Shared` per forward pass,
@@ -280,7 +280,7 @@ def acts_in_heads(position: Spec, allow_targets: Sequence[str]) -> bool:
         return False
     kind = find_target("position", position, allow_targets)
     if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
-        raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
+        raise ConfigError("position._target_", "is no HeadPosition or InputPosition; subclass one")
     return issubclass(kind, HeadPosition)
 
 

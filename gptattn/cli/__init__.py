@@ -1,4 +1,4 @@
 """The commands: training, which wraps `@hydra.main`, and the others.
 
-It may import everything else. Start reading at `train.py`.
+This package may import everything else. Start reading at `train.py`.
 """

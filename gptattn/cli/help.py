@@ -6,7 +6,7 @@ The template in conf/hydra/help calls the two resolvers with the config that Hyd
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from textwrap import shorten
+from textwrap import wrap
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -63,10 +63,11 @@ def _find_files(root: DictConfig) -> Iterator[tuple[str, dict[str, Path]]]:
 
 
 def _read_header(file: Path) -> str:
-    """Return the first line of the comment at the top of a file."""
+    """Return the first line of the comment at the top of a file; after a colon, two lines."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    first = next((line for line in lines if not line.startswith("# @package")), "")
-    return first.lstrip("# ") if first.startswith("#") else ""
+    first, second, *_ = [*(line for line in lines if not line.startswith("# @package")), "", ""]
+    header = f"{first} {second.lstrip('# ')}" if first.endswith(":") else first
+    return header.lstrip("# ") if first.startswith("#") else ""
 
 
 def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, str]]:
@@ -80,13 +81,12 @@ def _flatten(node: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, st
 
 
 def _make_table(rows: Mapping[str, str]) -> list[str]:
-    """Return a two-column line per row, shortened to fit."""
-    width = max(map(len, rows), default=0) + 2
-    room = WIDTH - width - 4
-    return [
-        f"    {name:<{width}}{shorten(text, room, placeholder=' ...')}"
-        for name, text in rows.items()
-    ]
+    """Return a two-column table; texts are wrapped."""
+    width, lines = max(map(len, rows), default=0) + 2, list[str]()
+    for name, text in rows.items():
+        start, rest = f"    {name:<{width}}", " " * (width + 4)
+        lines += wrap(text, WIDTH, initial_indent=start, subsequent_indent=rest) or [start.rstrip()]
+    return lines
 
 
 def _escape(lines: list[str]) -> str:

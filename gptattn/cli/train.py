@@ -1,6 +1,6 @@
 """The training command: wraps `@hydra.main`, and turns the end of a run into an exit code.
 
-Hydra composes and types the settings, then calls `run_job`; it writes no files itself. A sweep's
+Hydra composes the settings, then calls `run_job`; it writes no files itself. A sweep's
 launcher also calls `run_job`, once in each of its processes.
 """
 

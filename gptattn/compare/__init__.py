@@ -1,7 +1,7 @@
 """Compares run folders: tables, statistics, verdicts in words, plots and the page.
 
-It may import `training` and what comes before it, but only modules that need neither torch nor
-Lightning. Read it in the order from folder to page: `finished_runs.py`, `rows.py`,
+This package may import `training` and what comes before it, but only modules that need neither
+torch nor Lightning. Read it in the order from folder to page: `finished_runs.py`, `rows.py`,
 `comparison.py`, `verdicts.py`, `table.py` and `report.py`.
 """
 

@@ -174,7 +174,7 @@ def _describe_mismatch(result: Result, tasks: Mapping[str, BatteryTask]) -> str:
         return f"different settings ({', '.join(changed[:3])})"
     if code := [module for module, digest in result.code.items() if hash_of(module) != digest]:
         return f"different code ({', '.join(code[:3])})"
-    return "stale: the mathematics has changed since" if result.stale else ""
+    return "its mathematics has changed since it was shipped" if result.stale else ""
 
 
 def battery_table(battery: Battery) -> Table:

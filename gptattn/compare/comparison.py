@@ -70,7 +70,7 @@ class Row:
 class Section:
     """Rows that can be compared with each other."""
 
-    parts: Mapping[str, str]  # its difference from other sections, by axis; "": none
+    title_parts: Mapping[str, str]  # its difference from other sections, by axis; "": none
     baseline: str
     rows: list[Row]  # the baseline first, the others by loss
     leader: str | None  # the row with the lowest mean loss; None with one row
@@ -87,7 +87,7 @@ class Section:
 
     def title_without(self, *axes: str) -> str:
         """Return the title without these axes: equal for sections that differ only in them."""
-        return ", ".join(part for axis, part in self.parts.items() if part and axis not in axes)
+        return ", ".join(one for axis, one in self.title_parts.items() if one and axis not in axes)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def compare(
             )
         if name is None:
             warnings.append(f"{baseline} is not among these runs, so the baseline here is {row}")
-        sections.append(make_section(groups, row, found.parts, warnings, metrics))
+        sections.append(make_section(groups, row, found.title_parts, warnings, metrics))
     counted = {run.folder for section in sections for row in section.rows for run in row.runs}
     copies = [
         f"{folder}: not counted; a newer run has the same settings and seed"
@@ -246,11 +246,11 @@ def plain_row(groups: Groups) -> str:
 def make_section(
     groups: Groups,
     baseline: str,
-    parts: Mapping[str, str] | None = None,
+    title_parts: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
     more_metrics: Sequence[str] = (),
 ) -> Section:
-    """Return the section of these rows, with all decisions about them; `parts` make its title.
+    """Return the section of these rows, with all decisions about them.
 
     Rows are compared with the baseline, then with the leader, the row with the lowest loss. Since
     the leader is picked after seeing the losses, its comparisons are corrected over all pairs of
@@ -294,7 +294,7 @@ def make_section(
     shown = {name for name, d in differences.items() if d.is_significant} | {baseline}
     distinct = {d.variant for d in rivals if d.is_significant and shown & {d.variant, leader}}
     return Section(
-        parts or {},
+        title_parts or {},
         baseline,
         rows,
         leader if others else None,

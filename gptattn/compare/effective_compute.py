@@ -201,7 +201,7 @@ def correct_holm(p_values: Sequence[float], shares: Sequence[float]) -> list[flo
 def decide(p: float, found: EffectiveCompute) -> str:
     """Return better, worse, equivalent or open, from a corrected p.
 
-    A difference that is shown can still be small.
+    A significant difference can still be small.
     """
     if p < ALPHA:
         words = "better" if found.value > 1 else "worse"

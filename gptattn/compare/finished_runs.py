@@ -19,7 +19,7 @@ from gptattn.runs.metrics import CACHE, FLOPS, LOSS
 from gptattn.runs.speeds import Measurement, find_measured
 from gptattn.runs.two_stages import NAME, FirstStage, TwoStages, variant_key
 from gptattn.settings.config import CONF, default_width
-from gptattn.settings.identity import Provenance, differences, flat, places, result_settings
+from gptattn.settings.identity import Provenance, differences, flat, result_settings, typed_paths
 from gptattn.settings.own_code import use_recorded
 from gptattn.settings.record import complete_record
 
@@ -220,7 +220,7 @@ def _read(path: Path) -> Run:
         hyperparameters=summary.hyperparameters,
         steps=summary.steps,
         provenance=provenance,
-        places=places(config),
+        places=typed_paths(config),
         stage=stage,
         uncached=summary.metrics.get(CACHE, 0) is None,
         checked=config.get("checks") != "False",

@@ -175,7 +175,7 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
 
 
 def _forest_plot(section: Section, name: str) -> Plot:
-    """Plot each row's difference to the baseline: its mean, its interval and a dot per seed."""
+    """Plot each row's difference from the baseline: mean, interval and a dot per seed."""
     base, *others = section.rows
     rows = [(row, row.difference) for row in others if row.difference is not None]
     labels = [_label(row.name) for row, _ in rows]
@@ -208,7 +208,7 @@ def _forest_plot(section: Section, name: str) -> Plot:
         "single seeds. Coloured, with a star: a difference that the runs show (blue is better, red "
         "is worse)."
     )
-    return _render(axes, name, f"Difference to {section.baseline}", caption)
+    return _render(axes, name, f"Difference from {section.baseline}", caption)
 
 
 def _forest_axes(labels: Sequence[str], origin: float, width: float, row_height: float) -> Any:
@@ -393,7 +393,7 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
     )
     caption = "Filled markers: the Pareto front (the line)."
     if len(sections) > 1:
-        sizes = ", ".join(section.parts["model"] for section in sections)
+        sizes = ", ".join(section.title_parts["model"] for section in sections)
         caption += f" A line joins the sizes of one variant ({sizes})."
         if family := sections[0].title_without("model"):
             caption += f" All runs: {family}."

@@ -24,7 +24,7 @@ from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder, write_atomically
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS
-from gptattn.runs.sweep_states import PLANNED, read_planned
+from gptattn.runs.planned_runs import PLANNED, read_planned
 
 if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
@@ -90,7 +90,7 @@ def write_report(
         headline=verdicts.headline(comparison),
         sections=sections,
         across=across,
-        axes=", ".join(comparison.sections[0].parts),
+        axes=", ".join(comparison.sections[0].title_parts),
         environment=[
             (name, values[0] if len({*values}) == 1 else count_values(values))
             for name, values in environments(comparison.runs)

@@ -19,13 +19,7 @@ from gptattn.compare.finished_runs import Run
 from gptattn.errors import ConfigError
 from gptattn.runs.folder import TUNING
 from gptattn.runs.metrics import PARAMS
-from gptattn.runs.overrides import (
-    ATTENTION,
-    find_base_overrides,
-    find_default,
-    read_typed,
-    value_of,
-)
+from gptattn.runs.overrides import ATTENTION, find_default, read_typed, trim_overrides, value_of
 from gptattn.settings.values import suggest
 
 Groups = dict[str, list[Run]]
@@ -51,7 +45,7 @@ LONGEST = 60  # characters of a value in a name
 class RunSet(NamedTuple):
     """Runs that can be compared with each other."""
 
-    parts: Mapping[str, str]  # how it differs from the other sets, by axis; "": it does not
+    title_parts: Mapping[str, str]  # how it differs from the other sets, by axis; "": it does not
     runs: list[Run]
 
 
@@ -130,10 +124,11 @@ def comparable_sets(runs: Sequence[Run], by: Sequence[str] = ()) -> list[RunSet]
     sets = [[*part.index] for _, part in words.groupby(number)]
     sets.sort(key=lambda one: _order(words.loc[one[0]], [runs[i] for i in one]))
     firsts = words.loc[[one[0] for one in sets]]
-    parts = {axis: _differences_on_axis(axis, firsts[axis], runs) for axis in axes}
+    title_parts = {axis: _differences_on_axis(axis, firsts[axis], runs) for axis in axes}
     run_sets = []
     for i, one in enumerate(sets):
-        title, members = {axis: each[i] for axis, each in parts.items()}, [runs[j] for j in one]
+        title = {axis: each[i] for axis, each in title_parts.items()}
+        members = [runs[j] for j in one]
         origins = {run.settings.get("init_from", "") for run in members}
         if title.get("weights") and origins != {""} and len(origins) == 1:
             title["weights"] = f"from {origins.pop()}"
@@ -335,10 +330,10 @@ def _name_row(run: Run, varied: Collection[str], firsts: Sequence[Run]) -> str:
 
 def _default(key: str, run: Run, varied: Collection[str], firsts: Sequence[Run]) -> str | None:
     """Return the value that the run would have if the setting had not been typed."""
-    rest = find_base_overrides(key, run.overrides, run.choices, varied)
+    rest = trim_overrides(key, run.overrides, run.choices, varied)
     if key.partition(".")[0] not in ATTENTION or "." not in key:
         for other in (one for one in firsts if one.overrides):  # a run without the override
-            alike = find_base_overrides(key, other.overrides, other.choices, varied) == rest
+            alike = trim_overrides(key, other.overrides, other.choices, varied) == rest
             if alike and key not in read_typed(other.overrides):
                 return _value(key, other)
     return find_default(key, rest, run.choices)

@@ -29,7 +29,7 @@ def compare_rounds(base: Sequence[float], own: Sequence[float], comparisons: int
 
 
 def are_narrow(seconds: Mapping[str, Sequence[float]], baseline: str) -> bool:
-    """Whether each ratio's interval is within 3% of the ratio to the baseline."""
+    """Whether each interval of a ratio to the baseline ends within 3% of the ratio."""
     others = [own for name, own in seconds.items() if name != baseline]
     ratios = [compare_rounds(seconds[baseline], own, len(others)) for own in others]
     return all(one.interval and one.interval[1] <= one.mean * (1 + HALF_WIDTH) for one in ratios)

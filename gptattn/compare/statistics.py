@@ -132,7 +132,7 @@ def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over n seeds with Student's 95% interval; None for n = 1."""
+    """A mean over n seeds (a speed: rounds), with its 95% interval; None: unknown."""
 
     n: int
     mean: float

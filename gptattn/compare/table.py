@@ -215,7 +215,7 @@ def _position_table(losses: Sequence[PositionLoss]) -> Table:
     table = DataFrame(columns, index=names).fillna(MISSING)
     cells = [["variant", *table.columns], *table.reset_index().to_numpy().tolist()]
     caption = (
-        "Mean loss in nats over whole windows of this length, ± half of its 95% interval over "
+        "Mean loss in nats over whole windows of each length, ± half of its 95% interval over "
         "seeds, and the same beyond the trained length. Each length splits the text differently."
     )
     return Table("Loss by length of context", cells, caption)
@@ -287,7 +287,7 @@ def load_comparison(
 ) -> Report:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
-    `gptattn.compare` calls it with the command's arguments. Raises DataError if there is no
+    `gptattn.compare(...)` is this; arguments as in the command. Raises DataError if there is no
     finished run, ConfigError for an unknown baseline, setting or metric.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]

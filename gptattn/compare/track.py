@@ -47,7 +47,7 @@ TRAIN_BASELINE = (
 SEEDS = (range(21, 24), range(21, 29), range(31, 39))
 CONTEXTS = (256, 8_192)  # tokens at which the table gives the cache
 POINTS = 100  # of a curve
-# Settings that a fingerprint does not test: it trains a narrow model on another text.
+# Settings that shipped entries keep: a fingerprint (narrow model, other text) misses most.
 FACTS = (
     *("model.num_layers", "model.d_model", "model.context_length", "batch_size", "match"),
     *("trainer.precision", "text", "device"),
@@ -271,7 +271,7 @@ def make_track(
     baseline = _choose_baseline([entry for entry in entries if entry.is_baseline], holds)
     compared, left_out = _choose_entries(entries, baseline, holds)
     if stale := dict.fromkeys(entry.name for entry in shipped if entry.stale):
-        left_out["stale: the mathematics has changed since"] = [*stale]
+        left_out["its mathematics has changed since it was shipped"] = [*stale]
     steps = [*dict.fromkeys(entry.steps for entry in compared)]
     losses = [[*entry.losses.values()] for entry in compared]
     groups = [[*baseline[one].losses.values()] for one in steps] + losses
@@ -454,7 +454,7 @@ def _list_notes(track: Track) -> list[str]:
         "difference: bits per byte minus the baseline's, ± half of its 95% interval",
         "effective compute: the compute the baseline would need for the same loss, divided by the "
         "entry's, with its 95% interval; above, below: outside the baseline's budgets",
-        f"p: tests that the effective compute is within {NEGLIGIBLE - 1:.0%} of 1, corrected over "
+        f"p: null hypothesis: effective compute within {NEGLIGIBLE - 1:.0%} of 1; corrected over "
         f"the rows (Holm); equivalent: within {MARGIN - 1:.0%} (docs/track_rules.md)",
         *([f"rows with their own standard deviation: {', '.join(apart)}"] * bool(apart)),
         *times,

@@ -86,11 +86,11 @@ def difference_words(row: Row, baseline: Row) -> str:
 
 
 def unclear_words(d: Difference, max_seeds: int) -> str:
-    """Return the verdict on a difference that is not shown, and what would settle it."""
+    """Return the verdict on a non-significant difference, and what would settle it."""
     pair, gap = f"{d.variant} vs {d.baseline}", f"the gap is {d.mean:+.4f} nats at"
     if d.n == 1:
         only = f"{gap} the only seed in common (n = 1)"
-        return f"{pair} has too few seeds to tell: {only}. Run {MIN_FOR_BEST} or more of each."
+        return f"{pair} has too few seeds to tell: {only}. Run the same {MIN_FOR_BEST} of each."
     if d.interval is None or d.p is None:
         same = f"{gap} every seed (n = {d.n}), so it has no spread"
         return f"{pair} cannot be tested: {same}. Check that the seed changes the runs."
@@ -119,7 +119,7 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     They are the same at every seed.
     """
     words = []
-    is_foreign = any(run.uncached for run in row.runs)  # a module of others
+    is_foreign = any(run.uncached for run in row.runs)  # someone else's module
     for metric, cost in EXACT_COSTS.items():
         value, of = row.mean(metric), baseline.mean(metric)
         if value and of and abs(value / of - 1) >= 0.0005:
@@ -146,7 +146,7 @@ def best_words(section: Section) -> str:
     leader = next(row for row in section.rows if row.name == section.leader)
     few = [f"{row.name}: {row.n}" for row in section.rows if row.n < MIN_FOR_BEST]
     pairs = [d for d in section.rivals if d.n < MIN_FOR_BEST]
-    few = few or [f"{d.variant} and {d.baseline} in common: {d.n}" for d in pairs]
+    few = few or [f"{d.variant} shares {d.n} with {d.baseline}" for d in pairs]
     unnamed = "The best variant cannot be named:"
     if few:
         how = f"Run every variant with the same {MIN_FOR_BEST} seeds or more"

@@ -50,7 +50,9 @@ class HuggingFaceTokenizer(Tokenizer):
         self._end = end_of_text or next((end for end in ENDS if end in self._ids), None)
         self.end_of_text = self._ids.get(self._end or "")
         if self._end and self.end_of_text is None:
-            raise ConfigError("tokenizer.end_of_text", f"{self._end!r} is not a token; give one")
+            raise ConfigError(
+                "tokenizer.end_of_text", f"{self._end!r} is no token here; give one, or null"
+            )
 
     def _take(self, text: str) -> None:
         self._text, self._sha256 = text, hashlib.sha256(text.encode()).hexdigest()
@@ -94,7 +96,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _check_hash(self, where: str) -> None:
         if self._recorded not in (None, self._sha256):
             wrong = f"{where} has different tokens from those recorded"
-            wanted = "give tokenizer.path=FOLDER with those, or tokenizer.sha256=null for these"
+            wanted = "give the recorded tokenizer.path=FOLDER, or tokenizer.sha256=null to accept"
             raise DataError("tokenizer.sha256", f"{wrong}; {wanted}")
 
     def encode(self, text: str, field: str) -> Ids:
@@ -102,7 +104,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-        with name_errors(DataError, "tokenizer.path", "a text that lacks an id", "give another"):
+        with name_errors(DataError, "tokenizer.path", "a character without an id", "give another"):
             encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(piece.ids, dtype=id_type(self.vocab_size)) for piece in encoded]
 

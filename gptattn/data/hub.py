@@ -157,7 +157,7 @@ class Rows(TextSource):
         """Yield the rows as Arrow's tables."""
         if isinstance(part, Path):
             pyarrow = _import_extra("pyarrow", "data", f"a {part.suffix} file")
-            with name_errors(DataError, "data.path", str(part), "is it whole?"):
+            with name_errors(DataError, "data.path", str(part), "is it complete?"):
                 if part.suffix == ".parquet":
                     parquet = import_module("pyarrow.parquet")
                     yield from parquet.ParquetFile(part).iter_batches(BATCH_ROWS)

@@ -34,7 +34,7 @@ HELD_OUT = 1 / 20  # of the files; some 600 kB
 ENCODING = "utf-8-sig"  # UTF-8, perhaps after a byte order mark
 PIECE = 2**16  # characters read at once
 BATCH = 64  # pieces encoded at once, on all cores if the tokenizer can
-ADVICE = "; convert it, with iconv for example, or choose files, as data.pattern='**/*.txt'"
+ADVICE = "; convert it (iconv, for example), or choose files: data.pattern='**/*.txt'"
 
 
 class TextSource(TokenSource):
@@ -247,10 +247,10 @@ class PackageSource(PythonSource):
         found = importlib.util.find_spec(name) if name.isidentifier() else None
         installed = version_of(name)
         if found is None or not found.submodule_search_locations or installed is None:
-            wanted = "give the name that Python imports, as sympy"
+            wanted = "give the name that Python imports, such as sympy"
             raise DataError("data.name", f"{name} is not an installed package; {wanted}")
         if version not in (None, installed):
-            wanted = f"install that, or set data.version={installed}, or null for any"
+            wanted = f"install {version}, or set data.version={installed}, or null for any"
             raise DataError(
                 "data.version", f"{name} {installed} is installed, not {version}; {wanted}"
             )

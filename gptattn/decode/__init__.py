@@ -1,3 +1,3 @@
-"""Text from a trained model: sampling, generation with caches, and prompts. It may import `build`
-and what comes before it. Start reading at `generate.py`.
+"""Text from a trained model: sampling, generation with caches, and prompts. This package may import
+`build` and what comes before it. Start reading at `generate.py`.
 """

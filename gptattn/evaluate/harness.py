@@ -44,8 +44,8 @@ class HarnessModel(TemplateLM):
     """A run for `lm_eval.simple_evaluate(model=...)`, on the device of its weights.
 
     Requests are cut at the left to the trained context, as the harness's own HFLM does. An empty
-    context becomes the end-of-text id. Raises DataError if there is none, for a text without ids,
-    and if asked to score no tokens or more than fit; ConfigError if asked to generate as many.
+    context becomes the end-of-text id. Raises DataError if there is none, for text it can't encode,
+    and if asked to score no tokens or more than fit; ConfigError for what it can't generate.
     """
 
     def __init__(self, saved: SavedRun) -> None:

@@ -1,4 +1,4 @@
 """Access to the machine: devices, files, locks, signals, the console, and how a command ends.
 
-It may import `errors` only. Start reading at `disk.py`.
+This package may import `errors` only. Start reading at `disk.py`.
 """

@@ -160,7 +160,7 @@ def as_user_error(error: BaseException) -> UserError | None:
         return ForeignError(place, f"{type(error).__name__}: {error}")
     if isinstance(error, OSError) and error.errno in REFUSALS | PATHS:
         return DiskError(
-            str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
+            str(error.filename or "disk"), f"{error.strerror}; give another path, or make room"
         )
     return None
 

@@ -1,4 +1,4 @@
 """The language model: GPT, its loss in chunks, and its cost.
 
-It may import `attention` and what comes before it. Start reading at `gpt.py`.
+This package may import `attention` and what comes before it. Start reading at `gpt.py`.
 """

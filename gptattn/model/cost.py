@@ -60,5 +60,5 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
 
 
 def count_cache(model: GPT, tokens: int | None = None) -> int:
-    """Return the bytes of one row's cache in half precision, by default for the whole context."""
+    """Turn model into bfloat16; return the bytes of one row's cache, by default at full context."""
     return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes

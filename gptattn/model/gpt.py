@@ -214,7 +214,7 @@ class GPT(nn.Module):
         """Return the last layer's output after the final norm [B, T, d_model].
 
         Advances the cache by T. `documents_BT` keeps documents apart, as if each had its own row:
-        equal numbers in a row mark one document. `losses` collects the layers' losses, as in
+        each run of equal numbers is one document. `losses` collects the layers' losses, as in
         `Shared`. Raises ValueError for documents with a cache.
         """
         x, shared = self._embed(ids, cache, documents_BT)
@@ -239,7 +239,7 @@ class GPT(nn.Module):
         T = ids.shape[1]
         length = T + (0 if cache is None else cache.length)
         if length > self.context_length:
-            raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
+            raise ValueError(f"{length} tokens; pass at most context_length={self.context_length}")
         if documents_BT is None:
             positions = range(T) if cache is None else cache.next_positions(T)
         else:

@@ -71,7 +71,7 @@ def drop_ignored(hidden: Tensor, targets: Tensor, n: int, *labels: Tensor) -> tu
 def find_hits(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
-    """Return whether each target has the largest logit of hidden @ weight.T; arguments as above."""
+    """Return whether each target has the largest logit; arguments as in `linear_cross_entropy`."""
     most = _most_tokens(weight) if chunk_tokens is None else chunk_tokens
     chunks = zip(hidden.flatten(0, -2).split(most), targets.flatten().split(most), strict=True)
     return torch.cat([(x @ weight.T).argmax(-1) == y for x, y in chunks])

@@ -43,7 +43,7 @@ WIDE = 2
 class Muon(MatrixRule):
     """The direction of a matrix [m, n] is about rms * sqrt(max(m, n)) U V^T.
 
-    U S V^T is the average gradient m <- momentum m + (1 - momentum) g; `nesterov` takes that
+    U S V^T is the average gradient a <- momentum a + (1 - momentum) g; `nesterov` takes that
     average one step further. The direction's root mean square is about `rms`, more with fewer than
     five steps; AdamW's is about 0.2, so one learning rate suits both. Matrices of one shape, or its
     transpose, are computed together.

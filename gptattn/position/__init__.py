@@ -1,5 +1,5 @@
-"""Position encodings: applied to embeddings (learned, sinusoidal), to queries and keys (rope),
-or to scores (alibi). It may import `errors` and `machine`. Start reading at `base.py`.
+"""Position encodings: applied to embeddings (learned, sinusoidal), to queries and keys (rope), or
+to scores (alibi). This package may import `errors` and `machine`. Start reading at `base.py`.
 """
 
 from gptattn.position.alibi import LinearBias

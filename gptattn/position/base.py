@@ -21,7 +21,7 @@ class Documents:
 
     @classmethod
     def numbered(cls, number_BT: Tensor) -> "Documents":
-        """Return the positions for rows where equal numbers in a run mark one document."""
+        """Return the positions for rows where each run of equal numbers is one document."""
         begins_BT = F.pad(number_BT[:, 1:] != number_BT[:, :-1], (1, 0))
         place_T = torch.arange(number_BT.shape[1], device=number_BT.device)
         return cls((begins_BT * place_T).cummax(dim=1).values)

@@ -56,7 +56,7 @@ class RotaryPosition(HeadPosition):
         if R == 0:
             raise ValueError(
                 f"fraction={fraction} of head_dim={head_dim} is less than 2 numbers; give "
-                f"{2 / head_dim:.3g} or more"
+                f"{math.ceil(2000 / head_dim) / 1000:g} or more"
             )
         if stretch == 1 and original_context is not None:
             raise ValueError(

@@ -71,7 +71,7 @@ class RunState:
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write Lightning's checkpoint; `path` appears once all of it is on the disk.
 
-    Its values may be tensors, whatever JSON can hold, and dicts and lists of these. The run's
+    `content` may hold tensors, whatever JSON can hold, and dicts and lists of these. The run's
     folder must exist. Raises DiskError if the disk refuses.
     """
     tensors = weights_of(content)

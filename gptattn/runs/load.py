@@ -129,7 +129,7 @@ def check_fit(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
     needed, read = ({k: [*t.shape] for k, t in d.items()} for d in (model.state_dict(), weights))
     for name in needed | read:
         if needed.get(name) != read.get(name):
-            shapes = f"{name} is {read.get(name)}, not {needed.get(name)}"
+            shapes = f"{name} is {read.get(name, 'missing')}, not {needed.get(name, 'absent')}"
             raise CheckpointError("checkpoint", f"{source} belongs to another model: {shapes}")
 
 

@@ -22,7 +22,7 @@ def read_typed(overrides: Sequence[str]) -> dict[str, str]:
     return {
         key: value
         for key, _, value in words
-        if key.partition(".")[0] in ATTENTION or effect_of(key) not in (Effect.BOUND, Effect.VIEW)
+        if key.partition(".")[0] in ATTENTION or effect_of(key) not in (Effect.FIXED, Effect.VIEW)
     }
 
 
@@ -32,7 +32,7 @@ def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) 
     return choices.get(key) or settings.get(key) or " ".join(below)
 
 
-def find_base_overrides(
+def trim_overrides(
     key: str, overrides: Sequence[str], choices: Mapping[str, str], varied: Collection[str]
 ) -> tuple[str, ...]:
     """Return the overrides on which the default of a setting may depend.
@@ -54,7 +54,7 @@ def find_default(key: str, overrides: tuple[str, ...], choices: Mapping[str, str
     """Return the value, as `value_of` does, of a setting that is not typed; None: unknown.
 
     A setting of an attention, position or part has its file's default. For others, Hydra composes
-    `overrides`, which `find_base_overrides` returned; this takes 0.2 s.
+    `overrides`, which `trim_overrides` returned; this takes 0.2 s.
     """
     group, _, below = key.partition(".")
     if below and group in ("attn", "position", "part"):
@@ -72,7 +72,7 @@ def leave_out_defaults(cfg: TrainConfig, overrides: Sequence[str]) -> list[str]:
 
     def is_default(name: str) -> bool:
         key = name if effect_of(name) is not Effect.LENGTH else "budget"
-        rest = find_base_overrides(name, overrides, cfg.choices, varied)
+        rest = trim_overrides(name, overrides, cfg.choices, varied)
         return "" != value_of(key, *current) == find_default(key, rest, cfg.choices)
 
     return [override for override, name in typed.items() if not is_default(name)]

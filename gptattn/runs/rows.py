@@ -15,7 +15,7 @@ def read_metrics(folder: RunFolder) -> tuple["DataFrame", str | None]:
 
     A pandas DataFrame with one row per metric and step, in their order: `step`, `metric`, `value`.
     If a resumed run repeated a step, the last value counts. Rows before a damaged one are kept. A
-    last line without a newline is either a complete row or a truncated one.
+    last line without a newline counts if its row is complete.
     """
     from pandas import DataFrame  # slow to import, and training does not need it
 

@@ -69,7 +69,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             raise ConfigError(key, REMOVED)
     without_hydra = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     try:
-        _place_paths(without_hydra)
+        _make_absolute(without_hydra)
         node: Any = OmegaConf.to_container(without_hydra, resolve=True)
     except OmegaConfBaseException as error:
         raise explain_omegaconf_error(error, CONF) from error
@@ -130,7 +130,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return TrainConfig(**values, choices=choices)
 
 
-def _place_paths(settings: DictConfig) -> None:
+def _make_absolute(settings: DictConfig) -> None:
     """Make the paths in the settings absolute, so that the working directory does not matter."""
     for key in TYPED_PATHS:
         path = OmegaConf.select(settings, key)
@@ -166,6 +166,6 @@ def resume_settings(
     budget = {unit: cfg.budget[unit] for unit in UNITS}
     if any(value is not None for value in budget.values()):
         node.budget.update(budget)  # a budget in one unit replaces the recorded one in another
-    _place_paths(node)
+    _make_absolute(node)
     changed = build_dataclass(TrainConfig, OmegaConf.to_container(node, resolve=True))
     return replace(changed, allow_targets=recorded.allow_targets)

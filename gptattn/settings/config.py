@@ -44,7 +44,7 @@ class Effect(Enum):
     LENGTH = "another result, but a resumed run may change it"
     PLACE = "a path, of which only the content counts"
     VIEW = "the same result, shown or computed in another way"
-    BOUND = "fixed once the run has begun; its effect on the result is recorded elsewhere"
+    FIXED = "fixed once the run has begun; its effect on the result is recorded elsewhere"
 
 
 # Prefixes of what the files in conf/block set.
@@ -174,11 +174,11 @@ class TrainerConfig:
     callbacks, under any names.
     """
 
-    accelerator: Annotated[Accelerator, Effect.BOUND]
+    accelerator: Annotated[Accelerator, Effect.FIXED]
     precision: Precision
-    threads: Annotated[Threads | None, Effect.BOUND]
+    threads: Annotated[Threads | None, Effect.FIXED]
     matmul_precision: Literal["highest", "high", "medium"]
-    deterministic: Annotated[bool, Effect.BOUND]
+    deterministic: Annotated[bool, Effect.FIXED]
     devices: Annotated[Annotated[int, Meta(gt=0, le=1024)] | Literal["auto"], Effect.VIEW]
     num_nodes: Annotated[Annotated[int, Meta(gt=0, le=65_536)] | Literal["auto"], Effect.VIEW]
     callbacks: dict[str, Spec]
@@ -216,18 +216,18 @@ class Settings:
     in tokens, `log_every` in optimizer steps.
     """
 
-    experiment_name: Annotated[str, Effect.BOUND]
+    experiment_name: Annotated[str, Effect.FIXED]
     # Shown separately in a run's name.
-    seed: Annotated[int, Meta(ge=0, le=2**32 - 1), Effect.BOUND]
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1), Effect.FIXED]
     batch_size: Annotated[int, Meta(gt=0, le=2**20)]
     accumulate: PositiveInt
     loss_chunk_tokens: PositiveInt | None
     compile: bool | Literal["auto"]
     log_every: Annotated[PositiveInt, Effect.VIEW]
-    checkpoint: Annotated[bool, Effect.BOUND]
+    checkpoint: Annotated[bool, Effect.FIXED]
     cache_dir: Annotated[str | None, Effect.VIEW]
-    allow_targets: Annotated[list[str], Effect.BOUND]
-    init_from: Annotated[str | None, Effect.BOUND]
+    allow_targets: Annotated[list[str], Effect.FIXED]
+    init_from: Annotated[str | None, Effect.FIXED]
     init_method: InitMethod
     match: Literal["none", "params", "flops"]
     match_to: str
@@ -275,15 +275,15 @@ class TrainConfig(Settings):
     modules. `overrides`: as typed; `compare` uses them to write commands for more seeds.
     """
 
-    choices: Annotated[dict[str, str], Effect.BOUND] = field(default_factory=dict)
-    match_attn: Annotated[Spec | None, Effect.BOUND] = None
-    match_made: Annotated[Spec | None, Effect.BOUND] = None
-    code_folders: Annotated[list[str], Effect.BOUND] = field(default_factory=list)
-    overrides: Annotated[list[str], Effect.BOUND] = field(default_factory=list)
+    choices: Annotated[dict[str, str], Effect.FIXED] = field(default_factory=dict)
+    match_attn: Annotated[Spec | None, Effect.FIXED] = None
+    match_made: Annotated[Spec | None, Effect.FIXED] = None
+    code_folders: Annotated[list[str], Effect.FIXED] = field(default_factory=list)
+    overrides: Annotated[list[str], Effect.FIXED] = field(default_factory=list)
 
     @property
     def variant(self) -> str:
-        """The run's name in reports: the file of its attention, or of its pattern's, and parts."""
+        """The name in reports: the file of its attention, or the pattern or recipe, then parts."""
         return variant_name([self.choices["attn"]], self.part)
 
     def layer(self, number: int) -> Layer:

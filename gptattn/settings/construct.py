@@ -97,7 +97,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         ]
         raise ConfigError(field, f"{home} has no {attribute}; {suggest(attribute, classes)}")
     if inspect.isabstract(target) or not callable(target):
-        raise ConfigError(field, f"{name} is abstract or not callable; give a class or function")
+        raise ConfigError(field, f"{name} is abstract or not callable; name a subclass or function")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     defined = f"{getattr(target, '__module__', '')}.{attribute}"
     check_targets({"_target_": defined}, allow_targets, f"{group}.")
@@ -182,7 +182,7 @@ def bind(
     added = {key: value for key, value in shared.items() if key in takes.types and key not in own}
     for name in takes.required:
         if name not in own | added:
-            raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
+            raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs {name}=")
     # instantiate() would copy shared objects, such as a position of all layers: pass them here.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)
     return partial(make, **added)

@@ -39,7 +39,7 @@ def effect_of(key: str) -> Effect:
     if key in PATHS:
         return Effect.PLACE
     if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
-        return Effect.BOUND
+        return Effect.FIXED
     kind: Any = TrainConfig
     for name in re.split(r"[.\[]", key):
         hint = list_hints(kind).get(name) if is_dataclass(kind) else None
@@ -71,7 +71,7 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     return results | {"budget": budget_words(config)}
 
 
-def places(config: Mapping[str, str]) -> dict[str, str]:
+def typed_paths(config: Mapping[str, str]) -> dict[str, str]:
     """Select from a config's flat settings the paths of text, tokenizer and starting weights."""
     return {k: v for k, v in config.items() if effect_of(k) is Effect.PLACE or k == "init_from"}
 
@@ -170,7 +170,7 @@ def differences(was: Provenance | None, now: Provenance) -> list[str]:
     if was is None:
         return ["its code is unknown"]
     changed = list_changed(was.code, now.code)
-    reasons = [f"code of {', '.join(changed)}"] if changed else []
+    reasons = [f"different code in {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
         reasons.append("it was resumed with different code or a different budget")
     if was.origin != now.origin:

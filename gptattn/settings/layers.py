@@ -65,8 +65,8 @@ def read_layers(
 
     `keys`: the names of all settings on the command line. A setting for all layers, such as
     `attn.window`, applies where a file gives it a value; if none does, where a file or constructor
-    has it at all. A choice applies where it is known. Raises ConfigError, naming the setting and,
-    if a recipe brought the pattern, the `recipe`.
+    has it at all. A choice applies to layers that list it. Raises ConfigError, naming the setting
+    and, if a recipe brought the pattern, the `recipe`.
     """
     assert command.pattern is not None
     shown = f"pattern=[{','.join(command.pattern)}]" if recipe is None else f"recipe={recipe}"

@@ -19,8 +19,8 @@ REMOVED = "cannot be removed; give it a value instead"
 HYDRA_ERRORS = {
     r"Could not delete '([^']+)'": REMOVED,
     r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
-    r"Ambiguous value for argument '(pattern|part)=([^']*)'": "write {0}=[{1}], or add -m for each",
-    r"Ambiguous value for argument '([^=]+)=([^']*)'": "{1} has several values; add -m",
+    r"Ambiguous value for argument '(pattern|part)=([^']*)'": "write {0}=[{1}], or -m to run each",
+    r"Ambiguous value for argument '([^=]+)=([^']*)'": "{1} has several values; add -m to run each",
     r"Multiple values for ([\w/]+)\.": "takes one choice; write {0}=... without the +",
     r"([\w/]+) appears more than once": "takes one choice; write {0}=... without the +",
 }

@@ -9,11 +9,11 @@ from typing import Any, get_origin
 from gptattn.settings.config import Settings, TrainConfig
 from gptattn.settings.values import bare, list_hints
 
-FIXED = {"validation.tokens": None}  # newer settings -> what earlier runs did, if not the default
+EARLIER = {"validation.tokens": None}  # newer settings -> what earlier runs did, if not the default
 
 
 def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") -> None:
-    """Add to a run's record the settings newer than it, with their default, or that in FIXED.
+    """Add to a run's record the settings newer than it, with their default, or that in EARLIER.
 
     The record must have each table of `conf/train.yaml`.
     """
@@ -24,7 +24,7 @@ def complete_record(node: dict[str, Any], kind: Any = Settings, path: str = "") 
                 complete_record(below, type_, f"{path}{name}.")
         elif name not in node and (path or get_origin(type_) is not dict):
             full = path + name
-            default = FIXED[full] if full in FIXED else attrgetter(full)(_compose_defaults())
+            default = EARLIER[full] if full in EARLIER else attrgetter(full)(_compose_defaults())
             node[name] = deepcopy(default)
 
 

@@ -19,7 +19,7 @@ TYPE_NAMES = {  # msgspec's -> ours
     "float": "a number",
     "int": "a whole number",
     "bool": "true or false",
-    "str": "text",
+    "str": "a string, such as a name or path",
     "array": "a list, such as [a,b]",
     "object": "a table, such as {name:value}",
 }
@@ -172,7 +172,7 @@ def suggest(value: str, choices: Iterable[str]) -> str:
     near = [one for one in (meant, re.split("[.=]", meant)[-1]) if one in choices]
     near = near or ([meant] if "=" in meant else [])
     near = near or difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
-    listed = f"one of {', '.join(choices)}"
+    listed = f"give one of {', '.join(choices)}"
     return f"did you mean {near[0]}? {listed}" if near else listed
 
 

@@ -17,7 +17,7 @@ from gptattn.errors import SweepError, UserError
 from gptattn.machine.disk import check_room, expand_path
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
+from gptattn.runs.planned_runs import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.layers import quote
 from gptattn.sweep.jobs import Job, list_jobs

@@ -15,7 +15,7 @@ from gptattn.runs.folder import RunFolder, find_begun, name_run
 from gptattn.settings.budget import limit_validation
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import CONF, TrainConfig, check
-from gptattn.settings.identity import Provenance, differences, flat, places, settings_key
+from gptattn.settings.identity import Provenance, differences, flat, settings_key, typed_paths
 from gptattn.settings.messages import explain_hydra_error, name_typed
 from gptattn.sweep.jobs import VARIANTS, Job
 
@@ -131,7 +131,7 @@ def plan_jobs(
             # The first of equal runs stays. A variant can equal a default, such as position=rope in
             # Llama's block, and a value can equal what `auto` chooses, if that is decided here.
             node, typed = asdict(checked if decides_here else cfg), settings_key(asdict(cfg))
-            same = settings_key(node), repr(places(flat(node)))
+            same = settings_key(node), repr(typed_paths(flat(node)))
             if same in first and (several or first[same] != typed):
                 continue
             first[same] = typed
@@ -175,7 +175,9 @@ def find_runs(plans: Sequence[Plan]) -> ExistingRuns:
             provenance = run.read_provenance()
             provenance = provenance and provenance.at_first_budget()
             why = ", ".join(differences(provenance, plan.provenance))
-            if why and places(flat(run.read_settings())) != places(flat(asdict(plan.cfg))):
+            if why and typed_paths(flat(run.read_settings())) != typed_paths(
+                flat(asdict(plan.cfg))
+            ):
                 continue  # the command names other files, so the run is neither done nor stale
             failure = (run.read_failure() or {}).get("exit")
             if why and not plan.cfg.sweep.keep_stale:

@@ -31,7 +31,7 @@ Stages = Generator[Stage, Results, int]  # returns an exit code: 0, or why a sta
 def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
     """Return how many of these runs run in parallel, and each one's threads; None: as set.
 
-    No more run than cores allow. Models with a small step get a core each; others run one by one
+    At most as many as cores allow. Models with a small step get a core each; others run one by one
     on all cores.
     """
     from gptattn.machine.device import resolve_device

@@ -112,12 +112,8 @@ class MetricRows(L.Callback):
     """
 
     def __init__(self, prepared: PreparedRun, clock: StepClock) -> None:
-        self.state, self.clock, self.cfg, self.budget = (
-            prepared.state,
-            clock,
-            prepared.cfg,
-            prepared.budget,
-        )
+        self.state, self.clock = prepared.state, clock
+        self.cfg, self.budget = prepared.cfg, prepared.budget
         self.tokens_per_step = self.cfg.batch_size * self.cfg.model.context_length
         self.flops_per_token = prepared.cost.flops_per_token
         self.state.shared |= self.cfg.sweep.beside_others
@@ -243,11 +239,8 @@ class Samples(L.Callback):
         stop: Callable[[], bool],
     ) -> None:
         self.record, self.board, self.stop = record, board, stop
-        self.tokenizer, self.cfg, self.seed = (
-            prepared.data.tokenizer,
-            prepared.cfg.sample,
-            prepared.cfg.seed,
-        )
+        self.cfg, self.seed = prepared.cfg.sample, prepared.cfg.seed
+        self.tokenizer = prepared.data.tokenizer
         if self.cfg.tokens and self.cfg.prompt is None:
             self.prompt = prepared.data.opening(PROMPT_TOKENS, PROMPT_TOKENS)[0][0].numpy()
         elif self.cfg.tokens:

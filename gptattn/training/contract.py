@@ -263,7 +263,7 @@ def check_gradients(stack: Stack, x: Tensor, tolerance: float) -> list[str]:
             "or detach(), or declare stops_gradient = True if this is intended"
         )
     idle = [name for name in leaves if name not in ("x", OUTPUT) and not grads[name].any()]
-    return [f"{stack.field}: {stack.title} does not use its {', '.join(idle)}"] if idle else []
+    return [f"{stack.field}: {stack.title} does not train its {', '.join(idle)}"] if idle else []
 
 
 def list_leaves(stack: Stack, x: Tensor) -> dict[str, Tensor]:

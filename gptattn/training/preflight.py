@@ -92,7 +92,7 @@ def preflight(
     check_trackers(cfg)
     callbacks = build_callbacks(cfg)
     cfg, notes = resolve_backends(cfg, device)
-    # With torch 2.11, breaking a block's graph changes its gradients.
+    # Breaking a block's graph changes its gradients with torch 2.11, but not with 2.13.
     cuts_badly = torch.__version__ < "2.13" and uses_backend(cfg, "fla")
     if cfg.compile is True and cuts_badly:
         raise ConfigError("compile", "needs torch 2.13 for layers with backend=fla; use false")

@@ -89,7 +89,7 @@ def prepare(folder: Path, allow_targets: Sequence[str] = ()) -> Variant:
     prepared = preflight(cfg, shapes_only=True)
     was, now = recorded, prepared.provenance
     if was is None or list_changed(was.code | now.code, was.code) or was.device != now.device:
-        wrong = "was made with different code, or on a different kind of device"
+        wrong = "was made with different code or on another kind of device; train it again"
         raise ConfigError("speed", f"{folder} {wrong}")
     return variant_key(record), was.digest, prepared
 
@@ -109,7 +109,7 @@ def measure_speeds(
         turns |= {(name, work): turn for work, turn in _calibrate(prepared).items()}
     begun, threads = time.perf_counter(), torch.get_num_threads()
     most = max(MOST_SECONDS * len(variants), (MIN_ROUNDS + 1) * (begun - start))
-    shown = f"{', '.join(variants)}, interleaved, {threads} thread{'s' * (threads > 1)}"
+    shown = f"{', '.join(variants)} (interleaved, {threads} thread{'s' * (threads > 1)})"
     print(f"measuring the speed of {shown}, about {most:.0f} s", file=sys.stderr, flush=True)
 
     def ends(seconds: dict[Any, list[float]]) -> bool:
@@ -139,20 +139,16 @@ def measure_speeds(
 def _calibrate(prepared: PreparedRun) -> dict[str | int, Turn]:
     """Return the turns by their work: `step`, `matmul`, and decoding, by the number of rows."""
     device, dtype = prepared.device, DTYPES[prepared.cfg.trainer.precision]
-    context, cached = (
-        prepared.cfg.model.context_length,
-        prepared.cost.kv_bytes_per_token is not None,
-    )
+    context = prepared.cfg.model.context_length
 
     def multiply() -> float:
         set_numerics(prepared)
         return 1 / matmul_flops_per_second(device, dtype)
 
     steps = max(1, round(TRAINING_SECONDS / train_steps(prepared, 1)))
-    turns: dict[str | int, Turn] = {
-        "step": partial(train_steps, prepared, steps),
-        "matmul": multiply,
-    }
+    step = partial(train_steps, prepared, steps)
+    turns: dict[str | int, Turn] = {"step": step, "matmul": multiply}
+    cached = prepared.cost.kv_bytes_per_token is not None
     for rows in BATCHES if cached and context > 1 else ():
         tokens = max(1, round(DECODING_SECONDS / decode_tokens(prepared, rows, 1)))
         turns[rows] = partial(decode_tokens, prepared, rows, min(tokens, context // 2))

@@ -1,4 +1,4 @@
-"""The families of Hugging Face checkpoints that we read and write, each a table of names."""
+"""The families of Hugging Face checkpoints that we read, each a table; we write three of them."""
 
 import re
 from collections.abc import Mapping

@@ -266,7 +266,7 @@ def measure_layer(
             results[f"{name} S={S} x{batch}"] = figures
             form = "{ms:.3f} {spread:.0%} {first_over:.2f} {over_shortest:.2f}"
             rows.append([name, f"{S} x {batch}", *form.format(**figures).split()])
-    headings = ["", "S x batch", "ms", "spread", f"{names[0]} / it", f"/ S={min(lengths)}"]
+    headings = ["", "S x batch", "ms", "spread", f"{names[0]} / this", f"/ S={min(lengths)}"]
     print_table("one layer, one token, with projections", headings, rows)
     return results
 

@@ -196,7 +196,7 @@ def test_a_run_records_the_kernels_and_their_versions(tmp_path):
 
 def test_results_of_two_versions_of_triton_are_told_apart():
     was, now = (Provenance("", "cuda", {"triton": f"version 3.{n}"}) for n in (6, 7))
-    assert differences(was, now) == ["code of triton"]
+    assert differences(was, now) == ["different code in triton"]
     assert was.digest != now.digest
 
 

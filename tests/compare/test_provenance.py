@@ -61,7 +61,7 @@ def test_a_run_repeated_after_an_edit_replaces_the_old_one(tmp_path):
     write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
     comparison = load_comparison(tmp_path)
     assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
-    assert comparison.skipped == [f"{old}: replaced by new (code of {CHANGED})"]
+    assert comparison.skipped == [f"{old}: replaced by new (different code in {CHANGED})"]
 
 
 def of_own_seeds(changed: str) -> list[tuple[str, str]]:

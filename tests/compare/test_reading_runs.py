@@ -14,7 +14,7 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import describe_open_sweeps
 from gptattn.compare.table import load_runs
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.sweep_states import write_planned
+from gptattn.runs.planned_runs import write_planned
 
 CODE = "a: !!python/object/apply:os.system [true]"
 WRONG: list[dict[str, Any]] = [

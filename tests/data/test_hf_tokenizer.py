@@ -174,7 +174,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
         with refuses(f"tokenizer.path: {tmp_path}", 3):
             HuggingFaceTokenizer(save(tmp_path, text))
     missing = Tokenizer(models.WordLevel({"a": 0}))
-    with refuses("tokenizer.path: lacks an id", 3):
+    with refuses("tokenizer.path: without an id", 3):
         HuggingFaceTokenizer(save(tmp_path, missing.to_str()))
 
 

@@ -33,7 +33,7 @@ def test_a_default_budget_and_rows_written_more_often_are_no_other_result():
 
 
 MEANINGS = {
-    Effect.BOUND: "seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer",
+    Effect.FIXED: "seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer",
     Effect.LENGTH: "budget budget.steps budget.tokens",
     Effect.PLACE: "data.path data.val_path tokenizer.path",
     Effect.VIEW: "log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y",
@@ -50,8 +50,8 @@ def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(expected):
     ("change", "said"),
     [
         ({}, []),
-        ({"code": {"a": "1", "b": "3"}}, ["code of b"]),
-        ({"code": {"a": "1"}}, ["code of b"]),
+        ({"code": {"a": "1", "b": "3"}}, ["different code in b"]),
+        ({"code": {"a": "1"}}, ["different code in b"]),
         ({"text": "t2"}, ["different text"]),
         ({"weights": "w"}, ["different weights in init_from"]),
         ({"device": "cuda"}, ["on cpu, not cuda"]),

@@ -29,7 +29,7 @@ from torture import fingerprint
 
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.sweep_states import SWEEP_LOCK
+from gptattn.runs.planned_runs import SWEEP_LOCK
 from gptattn.settings.compose import CONF
 
 HOME = Path("outputs", "scratch")

@@ -98,7 +98,7 @@ def test_other_code_text_and_settings_make_new_runs_and_name_the_old(tmp_path, c
     (old,) = run_folders(tmp_path)
     making = (old / "identity.json").read_text()
     for key, value, said in (
-        ("code", {"gptattn.model.gpt": "0"}, "code of gptattn."),
+        ("code", {"gptattn.model.gpt": "0"}, "different code in gptattn."),
         ("text", "0", "different text"),
     ):
         (old / "identity.json").write_text(json.dumps(json.loads(making) | {key: value}))

@@ -100,10 +100,10 @@ def test_a_sound_foreign_module_is_accepted_and_decodes_as_it_reads(target, spec
 
 def test_what_is_unusual_but_sound_is_noted():
     (note,) = check_layers(foreign("UnusedParameters"))
-    assert note == "attn: UnusedParameters does not use its spare.weight, spare.bias"
+    assert note == "attn: UnusedParameters does not train its spare.weight, spare.bias"
     for name in ("WithoutGradient", "Zeros"):
         (note,) = check_layers(foreign(name))
-        assert note == f"attn: {name} does not use its spare.weight, spare.bias"
+        assert note == f"attn: {name} does not train its spare.weight, spare.bias"
     assert check_layers(foreign("IgnoresDropout")) == []
     (note,) = check_layers(foreign("IgnoresDropout", "model.dropout=0.1"))
     assert note.startswith("attn: IgnoresDropout takes dropout")

@@ -41,7 +41,7 @@ class Conv(Part):
         channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
         if not targets or not {*targets} <= {*channels}:
             chosen = f"targets=[{','.join(targets)}]"
-            raise ValueError(f"{chosen} is not valid; give some of {', '.join(channels)}")
+            raise ValueError(f"{chosen} is not valid; give one or more of {', '.join(channels)}")
         self.targets = frozenset(targets)
         self.convolutions = nn.ModuleDict(
             {

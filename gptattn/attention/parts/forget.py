@@ -25,7 +25,7 @@ class Forget(Part):
     """
 
     refuses: Mapping[str, str] = {
-        "alibi": "both lower scores with distance; the bias b_f of the forget gate learns "
+        "alibi": "both lower scores with distance; the forget gate's bias b_f can learn "
         "ALiBi's slope"
     }
 

@@ -15,7 +15,7 @@ After = Literal["projection", "rotation"]
 
 
 class QKNorm(Part):
-    """RMSNorm of each query and each key over its D numbers, before positions; the scale stays.
+    """RMSNorm of each query and key over its D numbers, before positions; the score scale stays.
 
     q becomes gain_D * q / sqrt(mean(q^2) + eps), and k likewise, with its own gain. All heads share
     the two gains: 2 * D parameters; a layer that projects no keys (num_kv_heads=0) has only the

@@ -12,7 +12,7 @@ from gptattn.position.base import Documents
 
 
 class Temperature(Part):
-    """A query at position p becomes q (1 + strength * log(1 + floor((p + 1) / floor))).
+    """A query at position p becomes q (1 + strength * log(1 + (p + 1) // floor)).
 
     The first `floor` - 1 tokens don't change. It has no parameters.
 

@@ -14,7 +14,7 @@ VALUES = "values"  # the name in `Shared.state`, for the first layer that has va
 class ValueResidual(Part):
     """A layer's values v become a * v + b * v_first, with two learned numbers a and b per layer.
 
-    v_first are the values of the first layer with heads, which has no a and b. Both start at 0.5.
+    v_first are the values of the first layer that has any; it has no a and b. Both start at 0.5.
     It acts before the cache, so the cache keeps its size. A layer that projects no values doesn't
     change.
 

@@ -90,15 +90,9 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             )
         self.index_position = self.position
         if isinstance(self.position, RotaryPosition) and self.position.pairs != index_pairs:
-            position = self.position
-            rope = (
-                position.base,
-                position.fraction,
-                position.stretch,
-                position.original_context,
-                index_pairs,
-            )
-            self.index_position = RotaryPosition(position.context_length, self.rope_dim, *rope)
+            rope = self.position
+            rest = (rope.base, rope.fraction, rope.stretch, rope.original_context, index_pairs)
+            self.index_position = RotaryPosition(rope.context_length, self.rope_dim, *rest)
         source = d_in if self.query_rank is None else self.query_rank
         self.W_index_query = Linear(source, self.index_heads * self.index_dim, bias=False)
         self.W_index_key = Linear(d_in, self.index_dim, bias=False)

@@ -36,7 +36,7 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
     ) -> None:
         sizes = d_in, d_out, context_length, num_heads, num_kv_heads
         super().__init__(*sizes, head_dim=head_dim, **options)
-        # Built in the tutorials' order, so that the same seed gives the same numbers.
+        # In mha's order, so that a seed gives mha's numbers if num_kv_heads=num_heads.
         self.W_query = Linear(d_in, num_heads * self.head_dim, bias=qkv_bias)
         self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)

@@ -36,7 +36,7 @@ class KimiDeltaAttention(RecurrentAttention):
     and head beta = sigmoid(x w_b). The heads' outputs pass an RMSNorm, a gate
     sigmoid(x W_gate_down W_gate_up) and the output projection.
 
-    Heads have `expand` times d_out / num_heads channels, and both gates have the rank of one head:
+    Heads have `expand` times d_out / num_heads channels, and maps of decay and gate have rank D:
     with 1, 4 d^2 + 4 d D + d H weights, and 3 d conv_size + d + H + D small ones. It needs no
     position and, as in the release, has no dropout. `conv_size` None or 0: no convolutions. Raises
     ValueError for impossible sizes.

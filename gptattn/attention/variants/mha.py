@@ -33,7 +33,7 @@ class MultiHeadAttention(HasHeads, SoftmaxAttention):
     ) -> None:
         sizes = d_in, d_out, context_length, num_heads, num_heads
         super().__init__(*sizes, head_dim=head_dim, **options)
-        # Built in the tutorials' order, so that the same seed gives the same numbers.
+        # In this order, so that a seed gives the numbers in tests/attention/golden.json.
         width = num_heads * self.head_dim
         self.W_query = Linear(d_in, width, bias=qkv_bias)
         self.W_key = Linear(d_in, width, bias=qkv_bias)

@@ -1,4 +1,4 @@
-"""Separate heads side by side: the textbook's first multi-head form, and a speed baseline."""
+"""Separate heads side by side: Raschka's (2024) first multi-head form, and a speed baseline."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -16,7 +16,7 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
     """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
 
     x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
-    `out_proj=False` is the textbook form. Raises ValueError where num_heads does not divide d_out.
+    `out_proj=False` is Raschka's form. Raises ValueError where num_heads does not divide d_out.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2, read literally.
     """
@@ -51,7 +51,7 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         return torch.stack(q, dim=1), torch.stack(k, dim=1), torch.stack(v, dim=1)
 
     def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], placed: PlacedRule) -> Tensor:
-        # These cover all heads of a rule at once.
+        # These hold numbers for all heads together.
         for_all = (placed.rule.bias, placed.rule.decay, placed.rule.sink_H)
         decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower
         if decodes or any(x is not None for x in for_all):

@@ -167,7 +167,7 @@ def rope_size(rope_dim: float | None, head_dim: int, position: HeadPosition | No
         return max(4, 4 * round(rope_dim * head_dim / 4))
     if not isinstance(rope_dim, int) or rope_dim < 2 or rope_dim % 2:
         raise ValueError(
-            f"rope_dim={rope_dim} must be an even number for rotary positions, 2 or more, or a "
-            "share of a head below 1"
+            f"rope_dim={rope_dim} must be an even number for rotary positions, 2 or more, or, "
+            "below 1, a share of a head"
         )
     return rope_dim

@@ -85,7 +85,7 @@ class NativeSparseAttention(SoftmaxAttention):
         self.W_value = Linear(d_in, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_branch = Linear(d_in, 3 * num_heads, bias=False)
         # For keys and for values. Costs assume that Linear layers read each token, so these are
-        # none. With three axes, they train with AdamW where matrices train with Muon.
+        # not Linear. With three axes or more, they train with AdamW where matrices train with Muon.
         D, X = self.head_dim, block * self.head_dim
         self.place_I111X = nn.Parameter(torch.zeros(2, 1, 1, 1, X))
         self.W_in_IDX = nn.Parameter(torch.randn(2, D, X) * X**-0.5)
@@ -238,7 +238,7 @@ class NativeSparseAttention(SoftmaxAttention):
         return BlockCache(tensors)
 
     def flops(self, T: int, S: int) -> int:
-        """Count the pairs that a query sees; choosing blocks scores pairs with entries again."""
+        """Count only pairs that a query sees; choosing blocks scores those with entries again."""
         seen, D, size = range(S - T + 1, S + 1), self.head_dim, self.select_block
         blocks = sum(count_blocks(s, self.block, self.stride) for s in seen)
         selected = sum(min(s, self.topk * size - -s % size) for s in seen)

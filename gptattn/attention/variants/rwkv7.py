@@ -1,7 +1,7 @@
 """RWKV-7 (Goose): a state that decays by channel, and removes with separate keys.
 
-The recurrence, S = diag(exp(g)) S + b (S^T a)^T + k v^T; o = S^T q, is in
-`attention/recurrence.py`. The paper calls q the receptance r; here a = -kappa and b = kappa * rate,
+The recurrence, S = diag(exp(g)) S + c (S^T a)^T + k v^T; o = S^T q, is in
+`attention/recurrence.py`. The paper calls q the receptance r; here a = -kappa and c = kappa * rate,
 where kappa has length 1 and the rate is the paper's a. Letters besides the usual ones: V value size
 of a head (here D), C channels of all heads, H * D, X projections.
 """

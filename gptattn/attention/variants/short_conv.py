@@ -12,7 +12,7 @@ from gptattn.attention.linear import Linear
 
 
 class GatedShortConvolution(Attention):
-    """y = W_out (c * conv(b * v)): a depthwise convolution between two gates, all linear in x.
+    """y = W_out (c * conv(b * v)): a depthwise convolution between gates; b, c, v are linear in x.
 
     x [B, T, d_in] -> y [B, T, d_out]. The gates b and c and the values v have d_out numbers each,
     from projections without bias or activation. The causal convolution over the last `conv_size`

@@ -1,4 +1,4 @@
-"""One head: the textbook's two forms without a mask, and the causal one for a GPT."""
+"""One head: two forms without a mask, as in Raschka 2024, and the causal one for a GPT."""
 
 from typing import Unpack
 
