@@ -35,7 +35,7 @@ MISTAKES = {
     "-m run_dir=mine": (2, "run_dir: -m"),
     "resume=none run_dir=mine": (2, "run_dir: cannot be combined with resume"),
     "resume=3": (4, "resume: no run"),  # Hydra reads a number
-    "run_dir=text.txt/run": (7, "text.txt/run: folder"),
+    "run_dir=text.txt/run": (7, "text.txt/run: path"),
 }
 
 

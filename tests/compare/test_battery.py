@@ -109,7 +109,7 @@ def test_what_cannot_be_compared_is_left_out_with_the_reason():
         "settings (budget)": ["mqa on parity"],
         "code (gptattn.model.gpt)": ["mla on parity"],
         "not one of the tasks": ["tpa on copy"],
-        "stale": ["kda on parity"],
+        "mathematics": ["kda on parity"],
         "shipped losses": ["dsa on parity"],
         "settings (rows)": ["sliding on parity"],
     }
@@ -122,7 +122,7 @@ def test_shipped_results_alone_are_shown_whatever_the_code_gives():
 
 
 def test_a_battery_without_a_row_is_refused_with_the_reasons():
-    with refuses("battery: stale", 3):
+    with refuses("battery: mathematics", 3):
         make(shipped(result("kda", "parity", 0.1), stale=True))
 
 

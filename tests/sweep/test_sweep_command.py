@@ -63,7 +63,7 @@ def test_a_sweep_ends_with_the_speed_of_each_variant_measured_once(tmp_path, cap
     given = tiny(tmp_path, "attn=mha", "seed=1,2")
     assert command(tmp_path, "-m", *given) == 0
     out, err = capfd.readouterr()
-    assert "measuring the speed of mha, interleaved, 1 thread" in err
+    assert "measuring the speed of mha (interleaved, 1 thread)" in err
     assert "tokens/s" in out
     home = tmp_path / HOME
     (session,) = json.loads((home / "speed.json").read_text(encoding="utf-8"))
