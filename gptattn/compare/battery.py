@@ -17,11 +17,10 @@ from gptattn.compare.track import CountCaches, StoredEntry, group_runs, list_reg
 from gptattn.errors import DataError
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import LOADER
-from gptattn.runs.metrics import ACCURACY, PARAMS, SLICE
+from gptattn.runs.metrics import ACCURACY, PARAMS, SLICE, SOLVED
 from gptattn.settings.config import CONF, TrainConfig
 from gptattn.settings.identity import flat, result_settings
 
-SOLVED = 0.99  # accuracy
 SEEDS = 3  # of each task
 RECALL = "mixed recall"  # the task to plot against effective compute
 CONTEXT = "model.context_length"
@@ -118,9 +117,13 @@ class Battery:
         """The results that the table shows."""
         return [result for row in self.rows.values() for result in row.values()]
 
-    def list_accuracies(self, name: str, task: str) -> list[float]:
-        """Return a row's accuracies on a task, one per seed that has a result."""
-        metric, result = self.tasks[task].metric, self.rows.get(name, {}).get(task)
+    def list_accuracies(self, name: str, task: str, *, trained: bool = False) -> list[float]:
+        """Return a row's accuracies on a task, one per seed that has a result.
+
+        `trained`: in rows as long as in training, which can be shorter than those that count.
+        """
+        metric = ACCURACY if trained else self.tasks[task].metric
+        result = self.rows.get(name, {}).get(task)
         found = result.accuracies.values() if result else ()
         return [own[metric] for own in found if metric in own]
 
@@ -185,14 +188,17 @@ def battery_table(battery: Battery) -> Table:
         longest = max(row.values(), key=lambda one: (int(one.facts[CONTEXT]), one.params))
         cache = "no cache" if longest.cache is None else f"{longest.cache:,}"
         label = name + " *" * any(not one.is_shipped for one in row.values())
-        shown = map(describe_accuracies, found.values())
-        cells.append([label, *shown, cache, f"{longest.params:,}"])
+        shown = {task: describe_accuracies(own) for task, own in found.items()}
+        for task in (one for one in row if battery.tasks[one].metric != ACCURACY):
+            before = fmean(battery.list_accuracies(name, task, trained=True))
+            shown[task] = f"{100 * before:.0f} → {shown[task]}"
+        cells.append([label, *shown.values(), cache, f"{longest.params:,}"])
         few = [f"{task} ({len(own)} of {SEEDS})" for task, own in found.items() if len(own) < SEEDS]
         lacks += [f"{name} lacks seeds: {', '.join(few)}"] * bool(few)
     lengths = ", ".join(f"{name} {task.length}" for name, task in battery.tasks.items())
     notes = [
         "each task: accuracy in %, ± its standard deviation over seeds, and how many seeds solve "
-        f"it ({SOLVED:.0%}); tokens in a row: {lengths}",
+        f"it ({SOLVED:.0%}); tokens in a row: {lengths}; before an arrow: as long as in training",
         "order: by the share of seeds that solve a task, then by accuracy, both averaged over "
         "tasks; missing seeds count as 0",
         "cache: bytes of cache or state in half precision, after the longest rows in training; "

@@ -26,6 +26,7 @@ from gptattn.compare.rows import RATE, UNSET, rates_differ
 from gptattn.compare.statistics import Difference, Estimate, estimate
 from gptattn.machine.template import fill_template
 from gptattn.runs.metrics import (
+    ACCURACY,
     CACHE,
     DECODING_SPEED,
     DECODING_SPEED_8,
@@ -34,8 +35,10 @@ from gptattn.runs.metrics import (
     OF_DATA,
     REPORTED,
     SLICE,
+    SOLVED,
     SPEED_RATIO,
     list_slices,
+    lowest_accuracy,
 )
 
 # Heading, metric and the format of its mean, for all metrics but the loss.
@@ -125,8 +128,8 @@ def _escape(cell: str) -> str:
 def report_rows(section: Section) -> list[list[str]]:
     """Return the cells of the report's table, heading row first.
 
-    If each variant has its own learning rate, `lr` is a column. Metrics that exist only for other
-    kinds of data are left out.
+    If each variant has its own learning rate, `lr` is a column; on a task, so is `solved`, the
+    share of runs. Metrics that exist only for other kinds of data are left out.
     """
     rates = rates_differ([row.runs[0] for row in section.rows])
     recorded = dict.fromkeys(metric for row in section.rows for metric in row.metrics)
@@ -137,16 +140,20 @@ def report_rows(section: Section) -> list[list[str]]:
     columns += [(metric, metric, "{:.4g}".format) for metric in others]
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
+    task = ACCURACY in recorded
     headings = ["variant", "n", *["lr"] * rates, "val loss", versus, "95% interval", "p"]
+    headings += ["solved"] * task
     cells = [[*headings, *(heading for heading, _, _ in columns)]]
     for row in section.rows:
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         loss = [mean_cell(row.metrics[LOSS]), *difference_cells(row.difference)]
+        solved = sum((lowest_accuracy(run.metrics) or 0) >= SOLVED for run in row.runs)
+        loss += [f"{solved}/{row.n}"] * task
         means = [_cost_cell(row, metric, form) for _, metric, form in columns]
         cells.append([row.name, str(row.n), *lr, *loss, *means])
     for d in section.interactions:
         start = [f"{d.variant}, beyond the sum", str(d.n), *[""] * rates, MISSING]
-        cells.append([*start, *difference_cells(d), *[MISSING] * len(columns)])
+        cells.append([*start, *difference_cells(d), *[MISSING] * (len(columns) + task)])
     return cells
 
 

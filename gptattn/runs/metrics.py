@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 LOSS = "val/loss"  # nats per token, of the held-out text
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
 OF_DATA = (ACCURACY, BITS)  # a run has one of them
+SOLVED = 0.99  # the accuracy, at every length, from which a run has solved its task
 SLICE = f"{ACCURACY}_"  # before a label of scored positions, or a row length
 TRAIN_LOSS = "train/loss"  # nats per token, the mean since the row before
 # A run's own training speed, even while it shares the machine. No report compares it.

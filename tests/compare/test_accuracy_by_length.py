@@ -34,10 +34,18 @@ def test_each_length_and_slice_is_a_column_after_the_accuracy(sweep, capsys):
     assert headings[start + 1 : start + 6] == [
         *("at 64", "at 128", "at 1024", "at pairs_4", "at pairs_16")
     ]
-    section_table(only_section(sweep)).print(Console(width=70))
+    section_table(only_section(sweep)).print(Console(width=77))
     out = " ".join(capsys.readouterr().out.split())
     assert "report's files: 95% interval, p, at 1024, at pairs_4, at pairs_16, " in out
     assert gqa[start + 1 : start + 6] == ["1.0000", "0.8000", "\u2013", "1.0000", "0.5000"]
+
+
+def test_a_seed_that_solves_the_task_does_so_at_every_length(tmp_path):
+    for seed, (short, long) in enumerate([(1.0, 0.99), (1.0, 0.98), (0.98, 1.0)], 1):
+        own = {"val/accuracy": short, "val/accuracy_80": long}
+        write_run(tmp_path / f"mha_s{seed}", "mha", seed, 2.0, metrics=own, data=OF_TASK)
+    headings, mha = report_rows(only_section(tmp_path))
+    assert mha[headings.index("solved")] == "1/3"
 
 
 def test_the_band_of_a_length_is_its_interval_over_seeds(sweep):

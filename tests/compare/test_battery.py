@@ -70,7 +70,7 @@ def test_rows_have_accuracy_spread_and_solved_seeds_per_task_best_first():
     assert table.cells == [
         ["entry", "parity", "mixed recall", "cache", "params"],
         ["mha", "\u2013", "100.0±0 3/3", "no cache", "5,678"],
-        ["gqa *", "50.0±0 0/2", "99.0±1 2/3", "4,096", "1,234"],
+        ["gqa *", "40 → 50.0±0 0/2", "99.0±1 2/3", "4,096", "1,234"],
     ]
     notes = "\n".join(table.notes)
     assert "parity 256, mixed recall 128" in notes
@@ -82,7 +82,7 @@ def test_a_length_that_was_not_asked_counts_as_missing():
     asked = result("mha", "parity", 0.9, 0.9, 0.9)
     learned = changed(asked, accuracies={seed: {"val/accuracy": 1.0} for seed in (1, 2, 3)})
     table = battery_table(make(learned))
-    assert table.cells[1][1] == "\u2013"
+    assert table.cells[1][1] == "100 → \u2013"
 
 
 def test_what_cannot_be_compared_is_left_out_with_the_reason():
@@ -177,7 +177,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     write_runs(home, "mha", seeds, *(o for o in RECALL if "steps" not in o), "budget.steps=7")
     report(home, "ship=true")
     out, _ = capfd.readouterr()
-    assert re.search(r"mha \* +50\.0±0 0/3 .* 100\.0±0 3/3", out)
+    assert re.search(r"mha \* +100 → 50\.0±0 0/3 .* 100\.0±0 3/3", out)
     assert "left out: mha on mixed recall: different settings (budget)" in out
     assert "lacks seeds: S3 (0 of 3), S5 (0 of 3), noisy recall (0 of 3)" in out
     made = {one.name for one in (home / "comparison").glob("[!.]*")}
@@ -189,7 +189,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     # Keys and values of 6 layers, 64 numbers of 2 bytes each, 64 tokens.
     assert {one.cache for one in kept if one.task == "mixed recall"} == {2 * 6 * 64 * 2 * 64}
     report(tmp_path / "shipped")
-    assert re.search(r"mha +50\.0±0 0/3 ", capfd.readouterr().out)
+    assert re.search(r"mha +100 → 50\.0±0 0/3 ", capfd.readouterr().out)
 
 
 def test_runs_of_several_rates_are_not_one_result(tmp_path):
