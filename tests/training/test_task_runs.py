@@ -115,6 +115,8 @@ def test_only_negative_eigenvalues_track_parity_past_the_trained_length(tmp_path
             own = f"attn.negative_eigenvalues={able}", f"seed={seed}"
             metrics = summary(train(tmp_path / f"{able}_{seed}", *given, *own))["metrics"]
             of_seeds.append((metrics["val/accuracy_80"], metrics["val/accuracy_256"]))
-    print(found)
-    assert sorted(found["true"])[1] > 0.7
-    assert max(found["false"]) < 0.6
+    # Measured with: 0.998, 1.000, 0.998 at 80 and 0.88, 0.61, 0.94 at 256; without: 0.50 to 0.53.
+    twice, long = zip(*found["true"], strict=True)
+    assert sorted(twice)[1] > 0.95
+    assert sorted(long)[1] > 0.7
+    assert max(x for of_seed in found["false"] for x in of_seed) < 0.6
