@@ -25,7 +25,7 @@ TYPED = {
     # Choices
     "attn=gqaa": ("attn", "gqa"),
     "attn=flash": ("attn", "attn.backend=sdpa"),
-    "attn=mha,gqa": ("attn", "add -m$"),
+    "attn=mha,gqa": ("attn", "add -m to run each$"),
     "data=/a/b.txt": ("data", "data=text data.path=/a/b.txt"),
     "data=my.txt": ("data", "data=text data.path=my.txt"),
     "data=owner/name": ("data", "data=hf data.name=OWNER/NAME"),

@@ -71,7 +71,7 @@ def test_a_record_takes_defaults_for_newer_settings_but_needs_every_table():
         ({"sizes": 3}, "sizes: list"),
         ({"sizes": [3, 0]}, "sizes[1]: >= 1"),
         ({"tables": {"a": 3}}, "tables.a: table"),
-        ({"name": ["a"]}, "name: text"),
+        ({"name": ["a"]}, "name: string"),
         ({"inner": 3}, "inner: table"),
         ({"inner": {"share": 0.5, "heat": 1}}, "inner.heat: not a setting"),
         ({"inner": {"share": 1.0}}, "inner.share: < 1"),
