@@ -22,6 +22,7 @@ from gptattn.compare.table import (
 )
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import claim_folder, write_atomically
+from gptattn.machine.template import fill_template
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.metrics import LOSS
 from gptattn.runs.planned_runs import PLANNED, read_planned
@@ -66,7 +67,6 @@ def write_report(
     run folders. Raises DiskError if a file cannot be written.
     """
     from gptattn.compare.plots import draw_plots
-    from gptattn.machine.template import fill_template
 
     across, of_sections = draw_plots(comparison, curves)
     plots = [*across, *(plot for group in of_sections for plot in group)]
@@ -110,12 +110,14 @@ def write_report(
 
 
 def write_with_plots(table: Table, plots: Sequence["Plot"], out: Path) -> Path:
-    """Write the plots and the table as CSV; return the first plot's path. Raises DiskError."""
+    """Write the plots, the table as CSV, and a page of both; return its path. Raises DiskError."""
     name = plots[0].name
     _write(out / f"{name}.csv", table.to_csv())
     for plot in plots:
         _write_plot(plot, out)
-    return out / f"{name}.png"
+    page = fill_template("gptattn.compare", "shipped.html.j2", shipped=table, plots=plots)
+    _write(out / f"{name}.html", page)
+    return out / f"{name}.html"
 
 
 def _write_plot(plot: "Plot", out: Path) -> None:

@@ -181,7 +181,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(tmp_path, monkeyp
     assert "left out: mha on mixed recall: different settings (budget)" in out
     assert "lacks seeds: S3 (0 of 3), S5 (0 of 3), noisy recall (0 of 3)" in out
     made = {one.name for one in (home / "comparison").glob("[!.]*")}
-    assert made == {"battery.csv", "battery.svg", "battery.png"}
+    assert made == {"battery.csv", "battery.html", "battery.svg", "battery.png"}
     kept = read_shipped(tmp_path / "shipped", Result)
     assert {(one.name, one.task) for one in kept} == {("mha", "parity"), ("mha", "mixed recall")}
     assert kept[0].accuracies[2] in ({"val/accuracy": 1.0}, {"val/accuracy": 1.0} | length)

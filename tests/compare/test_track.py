@@ -369,7 +369,7 @@ def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, m
     # Seeds add 0.003 on average to the baseline, 0.044 to the entry: 2 ** -0.041 = 0.972.
     assert re.search(r"gqa \* 3 .* \+0\.0410 ± .* 0\.97 \(0\.9. to 0\.98\)", out)
     made = {one.name for one in (home / "comparison").glob("[!.]*")}
-    assert made == {"track.csv", "track.svg", "track.png"}
+    assert made == {"track.csv", "track.html", "track.svg", "track.png"}
     assert {file.name for file in (tmp_path / "shipped").iterdir()} == {"mha.json", "gqa.json"}
     assert err.count("reproduces") == 4
     (gqa,) = [one for one in read_shipped(tmp_path / "shipped", Entry) if one.name == "gqa"]

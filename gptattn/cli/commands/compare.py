@@ -37,10 +37,7 @@ class Arguments:
     files: bool = option("false: print, but write no files", True)
     markdown: bool = option("true: only print the table as Markdown", False)
     speed: bool = option("true: first measure missing speeds, on this machine", False)
-    ship: bool = option(
-        "true (track and battery): also write the new entries to benchmarks/, to ship them",
-        False,
-    )
+    ship: bool = option("true (track, battery): also ship new entries, to benchmarks/", False)
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -62,9 +59,7 @@ def run(arguments: Sequence[str]) -> None:
         _report_shipped(args, runs, skipped, experiment)
         return
     if args.ship:
-        raise ConfigError(
-            "ship", "only applies to runs of the attention track or the battery; leave it out"
-        )
+        raise ConfigError("ship", "only applies to runs of the track or the battery; leave it out")
 
     from gptattn.compare.comparison import compare
     from gptattn.compare.table import all_tables, warning_lines
@@ -153,7 +148,7 @@ def _report_shipped(
         else:
             losses = track.make_track([], track.read_shipped(SHIPPED["track"], track.Entry))
             drawn = [plots.draw_battery(shown), *plots.draw_recall(shown, losses)]
-        print(f"figure: {write_with_plots(table, drawn, out)}")
+        print(f"page: {write_with_plots(table, drawn, out)}")
     if args.ship:
         trained = {entry.name for entry in own}
         if isinstance(shown, battery.Battery):
