@@ -238,12 +238,8 @@ def new_token_cache(
     slots = capacity if window is None else min(capacity, window + sinks)
     wide = torch.promote_types(dtype, torch.float32)
     # Uninitialised: a slot is read only after it is written.
-    tensors = {
-        name: torch.empty(
-            (batch, entry.heads, slots, entry.size),
-            dtype=wide if entry.wide else dtype,
-            device=device,
-        )
-        for name, entry in entries.items()
-    }
+    tensors = {}
+    for name, entry in entries.items():
+        shape, kind = (batch, entry.heads, slots, entry.size), wide if entry.wide else dtype
+        tensors[name] = torch.empty(shape, dtype=kind, device=device)
     return TokenCache(tensors, window, sinks)

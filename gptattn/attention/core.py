@@ -30,7 +30,7 @@ from gptattn.position.base import Documents, Positions
 
 Backend = Literal["auto", "reference", "sdpa", "flex"]
 
-# Weights [B, H, T, S] -> the weights that sum the values: [B, H, T, S], or fewer heads.
+# Weights [B, H, T, S] -> the weights that sum the values: [B, H, T, S], or another number of heads.
 Blend = Callable[[Tensor], Tensor]
 
 BLOCK = 128  # queries at a time, where a mask or scores must be in memory
@@ -91,9 +91,9 @@ def attend(
     if backend == "reference" or (T == 1 and not fuses):
         return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, blend)
     positions = query.positions
-    sees_all_past = isinstance(positions, range) and (rule.window is None or rule.window >= S)
-    if isinstance(positions, range) and rule.chunk is not None:
-        sees_all_past = positions.stop <= rule.chunk
+    sees_all_past = isinstance(positions, range) and (
+        (rule.window or S) >= S and positions.stop <= (rule.chunk or positions.stop)
+    )
     if fuses and same_tokens and sees_all_past:
         return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, query, key, is_causal=True)
     # A block of queries holds BLOCK x S scores, and skips keys that none of its queries sees.

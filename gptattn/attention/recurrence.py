@@ -120,7 +120,9 @@ class RecurrentAttention(Attention):
 
         One token with a cache runs `step`; otherwise the backend runs. Without beta, H / G heads
         can share queries and keys. P = T * `writes`; a token's writes are side by side. `dtype` is
-        the projections' type, in which fla multiplies. `removal`: as in `chunked_delta`.
+        the projections' type, in which fla multiplies. `removal`: as in `chunked_delta`. Inputs are
+        in float32 or wider, outside autocast: a state that sums thousands of small steps needs more
+        digits than 16 bits have.
         """
         s_BHDV = None if cache is None else cache.tensors["state"]
         documents = positions if isinstance(positions, Documents) else None
@@ -180,8 +182,7 @@ class RecurrentAttention(Attention):
         wide = torch.promote_types(weight.dtype, torch.float32)
         tensors = {"state": weight.new_zeros(batch, *self.state_sizes, dtype=wide)}
         if self.conv is not None:
-            shape = batch, self.conv.size - 1, len(self.conv.weight_C1K)
-            tensors["tail"] = weight.new_zeros(shape)
+            tensors["tail"] = weight.new_zeros(batch, self.conv.size - 1, len(self.conv.weight_C1K))
         return Cache(tensors)
 
     def flops(self, T: int, S: int) -> int:

@@ -354,10 +354,8 @@ def seen_pairs(T: int, S: int, rule: Rule) -> int:
 
     The T queries are the last of S tokens.
     """
-    seen = range(S - T + 1, S + 1)
-    if rule.chunk is not None:
-        return sum((s - 1) % rule.chunk + 1 for s in seen)
-    return sum(s if rule.window is None else min(s, rule.window) for s in seen)
+    chunk, window = rule.chunk or S, rule.window or S
+    return sum(min((s - 1) % chunk + 1, window) for s in range(S - T + 1, S + 1))
 
 
 def wide_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

@@ -157,9 +157,11 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
     losses = position_losses(section)
     longest = max((one.length for one in losses), default=0)
     # Each length has other windows, and so a mean over other tokens: it gets its own plot.
+    several = len({one.trained for one in losses}) > 1
     for length in sorted({one.length for one in losses if one.length in (one.trained, longest)}):
         shown = [one for one in losses if one.length == length]
-        plots.append(_position_plot(shown, looks, f"{prefix}loss_position"))
+        name = f"{prefix}loss_position{f'_{length}' * several}"
+        plots.append(_position_plot(shown, looks, name))
     if bands := accuracies_by_length(section):
         lengths = sorted({x for band in bands.values() for x in band.x})
         axes = _band_axes(bands, looks, 0, "tokens in a row", "accuracy")
@@ -273,11 +275,10 @@ def draw_recall(battery: Battery, track: Track) -> list[Plot]:
     Return [] if fewer than two rows are in both tables.
     """
     base = track.baseline[track.budgets[0]]
-    reach = [one.flops / base.flops for one in track.baseline.values()]
-    low, high = min(reach), max(reach)  # ends of the baseline's curve
+    budgets = [one.flops for one in track.baseline.values()]  # the ends of its curve
     rows = [(row.effective.value, row.entry) for row in track.rows if row.entry.name != base.name]
     points = [
-        (min(max(value, low), high), 100 * np.mean(values), entry)
+        (value, 100 * np.mean(values), entry)
         for value, entry in sorted([(1.0, base), *rows], key=lambda one: -one[0])
         if (values := battery.list_accuracies(entry.name, RECALL))
     ]
@@ -286,7 +287,9 @@ def draw_recall(battery: Battery, track: Track) -> list[Plot]:
     legend = [f"cache or state at {CONTEXTS[-1]:,} tokens:"]
     with rc_context(STYLE):
         axes = new_axes((SIZE[0] + 2.4, SIZE[1] + 0.6))
-        for i, (x, y, entry) in enumerate(points, start=1):
+        for i, (value, y, entry) in enumerate(points, start=1):
+            low, high = min(budgets) / entry.flops, max(budgets) / entry.flops
+            x = min(max(value, low), high)
             cache = entry.caches[-1] if entry.caches else 0
             size = max(4, 1.2 * math.log2(cache or 1) - 15)
             axes.plot(x, y, "o" if cache else "x", color=COLOURS[0], alpha=0.6, markersize=size)
@@ -379,9 +382,9 @@ def _cost_plot(sections: Sequence[Section], cost: str, name: str) -> Plot | None
         joined = points[sorted(own, key=lambda i: points[i, 0])]
         axes.plot(*joined.T, linewidth=1.4, **style | {"marker": None, "label": None})
         for i in own:
-            fill = style["color"] if i in best else "none"
+            face = style["color"] if i in best else "none"
             label = style["label"] if named and i == own[0] else None
-            point = {"linestyle": "none", "markerfacecolor": fill, "label": label}
+            point = {"linestyle": "none", "markerfacecolor": face, "label": label}
             axes.plot(*points[i], markersize=7, **style | point)
             if named:  # bars of all variants would hide the points
                 x, y = (rows[i].metrics[name] for name in (metric, value))

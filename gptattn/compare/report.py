@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gptattn.compare.plots import Plot
 
 # Files that a report writes and may remove.
-OF_LOSS = "tokens|flops|seconds|sizes|sizes_cache|cache|position|position_beyond"
+OF_LOSS = r"tokens|flops|seconds|sizes|sizes_cache|cache|position(_\d+)?(_beyond)?"
 ONE = "forest_loss|accuracy_length"
 OLD_PLOTS = re.compile(rf"(\d+_)?({ONE}|loss_({OF_LOSS})|pareto_({'|'.join(COSTS)}))\.(svg|png)")
 FILES = ("comparison.*", "track.*", "battery*.*")
@@ -97,8 +97,7 @@ def write_report(
         ],
         still_open=still_open,
     )
-    for plot in plots:
-        _write_plot(plot, out)
+    _write_plots(plots, out)
     _write(out / "comparison.csv", comparison.table().to_csv(index=False, lineterminator="\n"))
     _write(out / "comparison.html", page)
     names = {plot.name for plot in plots}
@@ -113,16 +112,16 @@ def write_with_plots(table: Table, plots: Sequence["Plot"], out: Path) -> Path:
     """Write the plots, the table as CSV, and a page of both; return its path. Raises DiskError."""
     name = plots[0].name
     _write(out / f"{name}.csv", table.to_csv())
-    for plot in plots:
-        _write_plot(plot, out)
+    _write_plots(plots, out)
     page = fill_template("gptattn.compare", "shipped.html.j2", shipped=table, plots=plots)
     _write(out / f"{name}.html", page)
     return out / f"{name}.html"
 
 
-def _write_plot(plot: "Plot", out: Path) -> None:
-    _write(out / f"{plot.name}.svg", _standalone(plot.svg))
-    _write(out / f"{plot.name}.png", plot.png)
+def _write_plots(plots: Sequence["Plot"], out: Path) -> None:
+    for plot in plots:
+        _write(out / f"{plot.name}.svg", _standalone(plot.svg))
+        _write(out / f"{plot.name}.png", plot.png)
 
 
 def _write(file: Path, content: str | bytes) -> None:

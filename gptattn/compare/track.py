@@ -47,7 +47,7 @@ TRAIN_BASELINE = (
 SEEDS = (range(21, 24), range(21, 29), range(31, 39))
 CONTEXTS = (256, 8_192)  # tokens at which the table gives the cache
 POINTS = 100  # of a curve
-# Settings that shipped entries keep: a fingerprint (narrow model, other text) misses most.
+# Settings that shipped entries keep: a fingerprint, of a narrow model on other text, misses these.
 FACTS = (
     *("model.num_layers", "model.d_model", "model.context_length", "batch_size", "match"),
     *("trainer.precision", "text", "device"),
@@ -394,12 +394,6 @@ def _effective_time(entry: Entry, base: Entry, effective: EffectiveCompute) -> R
     return value * scale, (widen(low) * scale, widen(high) * scale)
 
 
-HEADINGS = (
-    *("entry", "n", "lr", "bits/byte", "difference", "effective compute", "p", "verdict"),
-    *("time", "cache, 256", "cache, 8,192", "params"),
-)
-
-
 def track_table(track: Track) -> Table:
     """Return the table: the baseline's row, the others, and notes on how to read them."""
     bases = [track.baseline[steps] for steps in track.budgets]
@@ -413,14 +407,13 @@ def track_table(track: Track) -> Table:
             row.verdict,
             "" if row.time is None else _ratio_words(row.time),
         )
-        lines.append(
-            (track.label(row.entry) + " *" * (not row.entry.is_shipped), row.entry, compared)
-        )
-    cells = [[*HEADINGS]]
+        name = track.label(row.entry) + " *" * (not row.entry.is_shipped)
+        lines.append((name, row.entry, compared))
+    words = ["entry", "n", "lr", "bits/byte", "difference", "effective compute", "p", "verdict"]
+    cells = [[*words, "time", *(f"cache, {one:,}" for one in CONTEXTS), "params"]]
     for label, entry, compared in lines:
         first = [label, f"{len(entry.losses)}", f"{entry.rate:g}", f"{entry.loss:.4f}"]
-        nbytes = entry.caches
-        caches = ["no cache"] * len(CONTEXTS) if nbytes is None else [f"{one:,}" for one in nbytes]
+        caches = [f"{one:,}" for one in entry.caches or ()] or ["no cache"] * len(CONTEXTS)
         cells.append([*first, *compared, *caches, f"{entry.params:,}"])
     return Table("The attention track", cells, notes=_list_notes(track))
 

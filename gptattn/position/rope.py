@@ -82,8 +82,8 @@ class RotaryPosition(HeadPosition):
         self.register_buffer("cos_TR", amplitude * angle_TR.cos(), persistent=False)
         self.register_buffer("sin_TR", amplitude * angle_TR.sin(), persistent=False)
 
-    def resized(self, head_dim: int) -> "RotaryPosition":
-        options = (self.base, self.fraction, self.stretch, self.original_context, self.pairs)
+    def resized(self, head_dim: int, pairs: Pairs | None = None) -> "RotaryPosition":
+        options = self.base, self.fraction, self.stretch, self.original_context, pairs or self.pairs
         return RotaryPosition(self.context_length, head_dim, *options)
 
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:

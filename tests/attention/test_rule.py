@@ -156,6 +156,7 @@ LONG = {
     "chunks": Rule(0.4, window=200, chunk=200),
     "chunks within a block": Rule(0.4, window=9, chunk=9),
     "chunks of all": Rule(0.4, window=300, chunk=300),
+    "a window within a chunk": Rule(0.4, window=9, chunk=400),
     "soft cap": Rule(0.4, softcap=0.8),
     "bias": Rule(0.4, bias=alibi),
     "sink": Rule(0.4, sink_H=torch.linspace(-1, 1, H, dtype=torch.float64)),
@@ -257,5 +258,6 @@ def test_a_decay_of_thousands_of_tokens_loses_no_precision():
 def test_the_last_queries_of_a_row_see_their_chunk_their_window_or_all():
     # Queries 3 to 6 of 7 tokens: in chunks of 3 they see 1, 2, 3 and 1 keys.
     assert seen_pairs(4, 7, Rule(1.0, chunk=3)) == 1 + 2 + 3 + 1
+    assert seen_pairs(4, 7, Rule(1.0, window=2, chunk=3)) == 1 + 2 + 2 + 1
     assert seen_pairs(4, 7, Rule(1.0, window=5)) == 4 + 5 + 5 + 5
     assert seen_pairs(4, 7, Rule(1.0)) == 4 + 5 + 6 + 7

@@ -56,7 +56,7 @@ class Conv(Part):
         return self.targets != {"input"}
 
     def input(self, x_BTE: Tensor, shared: Shared) -> Tensor:
-        return self._convolve("input", x_BTE, shared)
+        return self._convolve("input", x_BTE, shared) if "input" in self.convolutions else x_BTE
 
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
@@ -70,8 +70,6 @@ class Conv(Part):
         return q, k, v
 
     def _convolve(self, name: str, x_BTC: Tensor, shared: Shared) -> Tensor:
-        if name not in self.convolutions:
-            return x_BTC
         wide = x_BTC.to(torch.promote_types(x_BTC.dtype, torch.float32))
         y = self.convolutions[name](wide, shared.cache, shared.positions)
         return (wide + y).to(x_BTC.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gptattn.attention.base import Shared
 from gptattn.attention.parts.base import Part
-from gptattn.position.base import Documents
+from gptattn.attention.rule import Span
 
 
 class Temperature(Part):
@@ -31,13 +31,9 @@ class Temperature(Part):
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        p = shared.positions
-        if isinstance(p, Documents):
-            p = p.position_BT
-        elif isinstance(p, range):
-            p = torch.arange(p.start, p.stop, device=q_BHTD.device)
-        steps = torch.div(p + 1, self.floor, rounding_mode="floor")
+        tokens = slice(0, q_BHTD.shape[2])
+        p_B1T1 = Span(shared.positions, tokens, -1, q_BHTD.device).pos
+        steps_B1T1 = torch.div(p_B1T1 + 1, self.floor, rounding_mode="floor")
         wide = torch.promote_types(q_BHTD.dtype, torch.float32)
-        factor = 1 + self.strength * torch.log1p(steps.to(wide))
-        factor_BHTD = factor.reshape(-1, 1, factor.shape[-1], 1).to(q_BHTD.dtype)
-        return q_BHTD * factor_BHTD, k_BGTD, v_BGTD
+        factor_B1T1 = 1 + self.strength * torch.log1p(steps_B1T1.to(wide))
+        return q_BHTD * factor_B1T1.to(q_BHTD.dtype), k_BGTD, v_BGTD

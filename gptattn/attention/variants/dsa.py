@@ -90,9 +90,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
             )
         self.index_position = self.position
         if isinstance(self.position, RotaryPosition) and self.position.pairs != index_pairs:
-            rope = self.position
-            rest = (rope.base, rope.fraction, rope.stretch, rope.original_context, index_pairs)
-            self.index_position = RotaryPosition(rope.context_length, self.rope_dim, *rest)
+            self.index_position = self.position.resized(self.rope_dim, index_pairs)
         source = d_in if self.query_rank is None else self.query_rank
         self.W_index_query = Linear(source, self.index_heads * self.index_dim, bias=False)
         self.W_index_key = Linear(d_in, self.index_dim, bias=False)
@@ -125,8 +123,7 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
     def remember(
         self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
-        kept = self.kept()
-        held, k_pos = super().remember({name: new[name] for name in kept}, cache, shared)
+        held, k_pos = super().remember({name: new[name] for name in self.kept()}, cache, shared)
         return {**new, **held}, k_pos  # with the indexer's queries and weights, which aren't cached
 
     def project_and_cache(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Step:
@@ -218,8 +215,8 @@ class DeepSeekSparseAttention(MultiHeadLatentAttention):
         chosen_B1TS = self.choose(score_B1TS.detach(), key) & (score_B1TS > -math.inf)
         with torch.no_grad():
             hidden = torch.zeros_like(score_B1TS).masked_fill(~chosen_B1TS, -math.inf)
-            bias = replace(rule, bias=lambda *_: hidden)
-            p_B1TS = weights(q_BHTX, k_BHSX, bias, query, key).sum(1, keepdim=True)
+            only_chosen = replace(rule, bias=lambda *_: hidden)
+            p_B1TS = weights(q_BHTX, k_BHSX, only_chosen, query, key).sum(1, keepdim=True)
             p_B1TS = p_B1TS / p_B1TS.sum(-1, keepdim=True)  # sinks take a share of the weights
         log_q_B1TS = score_B1TS.masked_fill(~chosen_B1TS, -math.inf).log_softmax(-1)
         log_q_B1TS = log_q_B1TS.masked_fill(~chosen_B1TS, 0.0)

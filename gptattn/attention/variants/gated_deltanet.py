@@ -106,7 +106,6 @@ class GatedDeltaNet(RecurrentAttention):
         new_BTC = self.convolve(new_BTC, cache, positions)
         q, k, v = new_BTC.split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
-        # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             rate_BTH = F.softplus(decay.to(wide) + self.decay_bias_H.to(wide))
             g_BTH = -self.a_log_H.to(wide).exp() * rate_BTH

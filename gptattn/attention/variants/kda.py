@@ -87,7 +87,6 @@ class KimiDeltaAttention(RecurrentAttention):
         new_BTC = self.convolve(new_BTC, cache, positions)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         q, k, v = new_BTC.to(wide).chunk(3, -1)
-        # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             rate_BTC = F.softplus(decay.to(wide) + self.decay_bias_C.to(wide))
             beta_BHT = beta.to(wide).sigmoid().mT

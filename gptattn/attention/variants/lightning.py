@@ -84,7 +84,6 @@ class LightningAttention(RecurrentAttention):
             for W in (self.W_query, self.W_key, self.W_value)
         )
         gate = self.W_gate(x_BTE).sigmoid()
-        # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             g = self.log_decays(wide)[None, :, None].expand(1, -1, x_BTE.shape[1])
             inputs = q_BHTD, k_BHTD, v_BHTV, g, None

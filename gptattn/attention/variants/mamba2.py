@@ -99,7 +99,6 @@ class Mamba2(RecurrentAttention):
         new_BTC = self.convolve(new_BTC, cache, positions)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         v, k, q = new_BTC.to(wide).split(self.channels, -1)
-        # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             dt_BTH = F.softplus(dt.to(wide) + self.step_bias_H.to(wide))
             g_BHT = (-self.a_log_H.to(wide).exp() * dt_BTH).mT

@@ -1,7 +1,7 @@
 """Native sparse attention: compressed blocks, the blocks that they select, and a window, gated.
 
 Letters besides those in `base.py`: C compressed blocks, J blocks to select from, N some blocks or
-tokens, X numbers of all tokens of a block, I keys and values.
+tokens, L tokens of a block, M = N L, X numbers of all tokens of a block, I keys and values.
 """
 
 from collections.abc import Mapping
@@ -157,7 +157,7 @@ class NativeSparseAttention(SoftmaxAttention):
         x_IBGMD = torch.stack([raw[name].take_along_dim(at_B1M1, 2) for name in RAW])
         x_IBGNX = x_IBGMD.unflatten(3, (-1, self.block)).flatten(4) + self.place_I111X
         hidden_IBGND = F.gelu(einsum("IBGNX,IDX->IBGND", x_IBGNX, self.W_in_IDX))
-        k, v = einsum("IBGNC,IDC->IBGND", hidden_IBGND, self.W_out_IDD)
+        k, v = einsum("IBGNE,IDE->IBGND", hidden_IBGND, self.W_out_IDD)
         if self.position is not None:
             k, _ = self.position.rotate(k, k, pos_BN)
         for part in self._parts:

@@ -87,8 +87,8 @@ class RWKV7(RecurrentAttention):
         wave_C = torch.linspace(-1, 1, D).repeat(num_heads)
         wave_C = wave_C * wave_C.abs()
         curve = 1 + (layer / max(num_layers - 1, 1)) ** 0.3
-        power_X11E = (1 - layer / num_layers) * torch.tensor(POWERS)[:, None, None, None]
-        self.mix_X11E = nn.Parameter(1 - (torch.arange(d_in) / d_in) ** power_X11E)
+        power_X111 = (1 - layer / num_layers) * torch.tensor(POWERS)[:, None, None, None]
+        self.mix_X11E = nn.Parameter(1 - (torch.arange(d_in) / d_in) ** power_X111)
         self.W_query, self.W_key, self.W_value = (Linear(d_in, C, bias=False) for _ in range(3))
         decay_C = 6 * ramp_C**curve - 5.5 + 2.5 * wave_C
         self.decay = adapter("decay_rank", decay_rank, decay_C)
@@ -121,7 +121,6 @@ class RWKV7(RecurrentAttention):
         decay, rate = self.decay(for_decay, torch.tanh), self.removal(for_removal)
         gate = self.gate(for_gate, torch.sigmoid)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
-        # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             q, k, v, decay, rate = (x.to(wide) for x in (q, k, v, decay, rate))
             rate = rate.sigmoid()
