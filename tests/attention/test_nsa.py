@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from building import build_attention, disturb
+from building import Allocations, build_attention, disturb
 from contract import assert_agree, assert_same, draw, outputs_and_gradients
 from test_combinations import decoded
 from test_documents import documents, numbers
@@ -140,6 +140,19 @@ def test_one_branch_alone_that_sees_all_blocks_is_softmax_attention(branch, chan
     plain.load_state_dict(state)
     assert_agree(layer(x.requires_grad_()), plain(x), [x])
     assert_same(layer.attention_weights(x), plain.attention_weights(x))
+
+
+def test_a_decoding_step_allocates_in_proportion_to_the_context():
+    layer, allocated = build(context_length=2048), []
+    with torch.no_grad():
+        for S in (512, 2048):
+            cache = layer.new_cache(1, S)
+            layer(draw(1, S - 1, E), cache)
+            cache.advance(S - 1)
+            with Allocations() as made:
+                layer(draw(1, 1, E), cache)
+            allocated.append(made.bytes)
+    assert allocated[1] < 5 * allocated[0]
 
 
 @pytest.mark.filterwarnings("ignore:Flash Attention")

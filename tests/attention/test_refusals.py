@@ -31,6 +31,7 @@ REFUSED = {
     f"{DSA} attn.index_dim=3": "attn.index_dim: rope_dim=4",
     "attn=nsa attn.stride=3": "attn.block: stride=3",
     "attn=nsa attn.select_block=4": "attn.select_block: 8 or more",
+    "attn=nsa model.context_length=7": "attn.block: context_length=7",
     "attn=nsa attn.topk=2": "attn.topk: >= 3",
     # States
     f"{DELTA} attn.conv_size=12": "attn.conv_size: context_length=11",

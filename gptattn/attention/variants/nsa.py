@@ -78,6 +78,8 @@ class NativeSparseAttention(SoftmaxAttention):
             if size % stride or size < least:
                 fit = f"{stride * -(-least // stride)} or more, a multiple of {stride=}"
                 raise ValueError(f"{name}={size} does not fit; give {fit}")
+        if block > context_length:
+            raise ValueError(f"block={block} is above {context_length=}; give fewer")
         self.block, self.stride, self.select_block, self.topk = block, stride, select_block, topk
         self.groups, self.num_kv_heads = num_kv_heads, 3 * num_kv_heads
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
@@ -179,6 +181,8 @@ class NativeSparseAttention(SoftmaxAttention):
         near = near._replace(rule=replace(near.rule, window=self.window))
         queries, block = place(blocks.q_pos, blocks.k_pos, T, end_BC.shape[1], q_BHTD.device)
         first_J = torch.arange(0, S, size, device=q_BHTD.device)
+        begin_BC = pos.take_along_dim(end_BC + 1, -1) + 1 - self.block
+        begin_B11C = begin_BC.clamp_min(0)[:, None, None] // self.stride
 
         @torch.no_grad()
         def choose(query: Span) -> Tensor:
@@ -186,9 +190,12 @@ class NativeSparseAttention(SoftmaxAttention):
             of_these = replace(queries, where=query.where)
             p = weights(q_BHTD[:, :, query.where], held["k_block"], blocks.rule, of_these, block)
             p_BGTC = p.unflatten(1, (-1, R)).sum(2)
-            stop_BC1 = pos.take_along_dim(end_BC + 1, -1)[..., None] + 1
-            both_BCJ = stop_BC1.minimum(first_J + size) - first_J.maximum(stop_BC1 - self.block)
-            score_BGTJ = p_BGTC @ (both_BCJ.clamp_min(0).to(p.dtype) / self.stride)[:, None]
+            # By the stride at which they begin, then summed over the entries that cover a stride.
+            p_BGTN = p.new_zeros(*p_BGTC.shape[:3], len(first_J) * size // self.stride)
+            p_BGTN = p_BGTN.scatter_add(-1, begin_B11C.expand_as(p_BGTC), p_BGTC)
+            reach = self.block // self.stride
+            p_BGTN = F.pad(p_BGTN, (reach - 1, 0)).unfold(-1, reach, 1).sum(-1)
+            score_BGTJ = p_BGTN.unflatten(-1, (len(first_J), -1)).sum(-1)
             back_B1TJ = query.pos // size - first_J // size
             score_BGTJ = score_BGTJ.masked_fill((first_J == 0) | (back_B1TJ <= 1), torch.inf)
             score_BGTJ = score_BGTJ.masked_fill(back_B1TJ < 0, -torch.inf)
