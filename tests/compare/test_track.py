@@ -31,6 +31,7 @@ from gptattn.compare.plots import draw_track
 from gptattn.compare.track import (
     TRAIN_BASELINE,
     Entry,
+    list_regime,
     make_track,
     name_entry,
     read_entries,
@@ -41,6 +42,8 @@ from gptattn.compare.track import (
 from gptattn.machine.source_code import hash_of
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import count_caches
+from gptattn.settings.identity import flat, result_settings
+from gptattn.training.preflight import preflight
 
 # The loss falls by 1 with each doubling: a straight line, which the curve must follow exactly.
 LINE = {2.0**i: [10.0 - i - 0.1, 10.0 - i + 0.1] for i in range(4)}
@@ -345,6 +348,14 @@ def test_an_entry_has_one_name_in_whatever_order_it_is_typed():
         ("part=[qk_norm, gate]",): "mha part=[qk_norm,gate]",
     }
     assert {typed: name_entry(typed) for typed in names} == names
+
+
+@pytest.mark.parametrize("experiment", ["track", "track_gate"])
+def test_a_run_records_the_settings_that_its_experiment_gives(experiment):
+    cfg = settings(f"experiment={experiment}", "attn=gqa")
+    recorded = preflight(cfg, shapes_only=True).cfg
+    regimes = [list_regime(result_settings(flat(asdict(one)))) for one in (cfg, recorded)]
+    assert regimes[0] == regimes[1]
 
 
 def test_the_command_prints_the_table_of_a_folder_and_ships_it(runs, tmp_path, monkeypatch, capfd):
