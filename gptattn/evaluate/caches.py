@@ -77,8 +77,5 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     T = model.context_length
     changed = build_caches(model, kind, 1, T).nbytes != model.new_cache(1, T).nbytes
     if kind.name != "full" and not changed:
-        raise ConfigError(
-            "cache",
-            f"{kind.name} changes no cache of {variant}; leave it out, or give fewer tokens than "
-            "a layer keeps",
-        )
+        fewer = ", or give fewer tokens than a layer keeps" if kind.window else ""
+        raise ConfigError("cache", f"{kind.name} changes no cache of {variant}; leave it out{fewer}")
