@@ -78,4 +78,4 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     changed = build_caches(model, kind, 1, T).nbytes != model.new_cache(1, T).nbytes
     if kind.name != "full" and not changed:
         fewer = ", or give fewer tokens than a layer keeps" if kind.window else ""
-        raise ConfigError("cache", f"{kind.name} changes no cache of {variant}; leave it out{fewer}")
+        raise ConfigError("cache", f"{kind.name} changes no cache of {variant}; omit it{fewer}")
