@@ -35,7 +35,7 @@ class Shared:
     `cache`: the layer's cache, for its parts.
     """
 
-    positions: Positions  # of the T tokens; Documents keeps several in a row apart
+    positions: Positions  # of T tokens; Documents keeps a row's documents apart
     state: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, list[Tensor]] | None = None  # None: not wanted
     masks: Masks | None = None

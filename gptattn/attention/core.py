@@ -70,7 +70,7 @@ def attend(
     count from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
     then changes the weights; if it merges heads, the outputs have as many heads as it returns, a
     multiple of v's. flex looks its block mask up in `masks`, and computes as sdpa if `masks` lacks
-    it; if `masks` is None, makes one. Raises ValueError if positions and tokens differ in number.
+    it; if `masks` is None, it makes one. Raises ValueError if positions don't match tokens.
     """
     T, S, on_cpu = q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device.type == "cpu"
     query, key = place(q_pos, k_pos, T, S, q_BHTD.device)

@@ -207,8 +207,8 @@ def _forest_plot(section: Section, name: str) -> Plot:
     axes.set(xlabel=f"validation loss minus {_label(section.baseline)}'s (nats, left is better)")
     caption = (
         "Diamonds: means over seeds; lines: their intervals, which can leave the plot; dots: "
-        "single seeds. Coloured, with a star: a difference that the runs show (blue is better, red "
-        "is worse)."
+        "single seeds. Coloured, with a star: a difference that the runs show (blue better, orange "
+        "worse)."
     )
     return _render(axes, name, f"Difference from {section.baseline}", caption)
 

@@ -452,6 +452,6 @@ def _list_notes(track: Track) -> list[str]:
         *([f"rows with their own standard deviation: {', '.join(apart)}"] * bool(apart)),
         *times,
         f"cache: bytes for one row in half precision, after {CONTEXTS[0]:,} and {CONTEXTS[1]:,} "
-        "tokens; lr: the rate that its trials chose; *: trained here (all others are shipped)",
+        "tokens; lr: the learning rate of its runs; *: trained here (all others are shipped)",
         *last,
     ]

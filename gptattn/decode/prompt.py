@@ -21,7 +21,7 @@ def read_prompt(prompt: str | None, file: Path | None = None) -> str:
             raw = file.read_bytes() if file else sys.stdin.buffer.read()
             prompt = io.TextIOWrapper(io.BytesIO(raw), encoding=ENCODING).read()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError("prompt", f"cannot be read ({error}); use UTF-8 text") from None
+            raise DataError("prompt", f"cannot be read ({error}); give readable UTF-8") from None
     if not prompt:
         raise DataError("prompt", "is empty; give some text")
     return prompt

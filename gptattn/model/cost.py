@@ -24,7 +24,7 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
+def measure_cost(model: GPT, scored_share: float = 1.0) -> Cost:
     """Return this model's costs; the model can be on the meta device.
 
     params_embedding: token embedding (which is also the head, if tied) and learned positions.
@@ -33,10 +33,10 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     once, the head included, tied or not; scores and weighted sums of the pairs that the mask allows
     (for a plain module see `attention.foreign`); mechanisms with a state in their training form, in
     chunks. Not counted: norms, activations, softmax, biases, short convolutions before a mechanism,
-    the embedding's lookup, and what activation checkpointing recomputes. If only a share of the
-    tokens is `scored`, the head counts only for those.
+    the embedding's lookup, and what activation checkpointing recomputes. The head counts only for
+    this share of the tokens, the scored ones.
     kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the
-    weights' dtype; None if a layer has no cache and reruns the whole prefix.
+    weights' dtype; None if a layer reruns the whole prefix for each token.
     """
     T = model.context_length
     embedding = model.token_embedding.weight.numel()
@@ -47,7 +47,7 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     # An untied head is one of the Linear layers already.
     matrices = {id(weight): weight.numel() for weight in [*linear, model.head.weight]}
     # If all are scored, whole numbers stay exact.
-    left_out = (1 - scored) * model.head.weight.numel()
+    left_out = (1 - scored_share) * model.head.weight.numel()
     mix = sum(attention.flops(T, T) for attention in attentions)
     cached = all(attention.decodes_from_cache for attention in attentions)
     return Cost(
@@ -60,5 +60,5 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
 
 
 def count_cache(model: GPT, tokens: int | None = None) -> int:
-    """Turn model into bfloat16; return the bytes of one row's cache, by default at full context."""
+    """Convert model to bfloat16; return one row's cache in bytes, by default at full context."""
     return model.to(torch.bfloat16).new_cache(batch=1, capacity=tokens).nbytes

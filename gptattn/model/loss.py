@@ -28,7 +28,7 @@ def linear_cross_entropy(
 
     hidden [..., d], weight [V, d], targets [...] int64. Logits exist for at most `chunk_tokens`
     tokens at a time (default: at most LOGITS_AT_A_TIME logits; on a GPU LOGITS_EAGER, or
-    LOGITS_COMPILED with `to_gradient`), in chunks of even size. The gradients of hidden and weight
+    LOGITS_COMPILED with `to_gradient`), in nearly equal chunks. The gradients of hidden and weight
     are computed in the same pass, so nothing is computed twice and backward can run only once.
     Under autocast the products run in the autocast dtype; the softmax, and the sum of the weight's
     gradient over chunks, are in float32. On a GPU, `to_gradient` turns logits into gradients in

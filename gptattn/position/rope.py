@@ -18,7 +18,7 @@ Pairs = Literal["half", "neighbours"]
 class RotaryPosition(HeadPosition):
     """Rotates the pair (x[i], x[i + R/2]) of a query or key at position p by p * base^(-2i/R).
 
-    The half-split pairing is Llama's. pairs=neighbours rotates (x[2i], x[2i + 1]), as the paper and
+    Half-split pairs are GPT-NeoX's. pairs=neighbours rotates (x[2i], x[2i + 1]), as the paper and
     GLM-4 do, which is the same up to a permutation of the weights.
 
     fraction: the share of a head that rotates. Its first R numbers rotate, where R is the largest

@@ -176,11 +176,11 @@ def scale_tokens(tokens: int, context: int, _root_: DictConfig) -> int:
     return min(length, max(MIN_TOKENS, math.ceil(tokens * length / context)))
 
 
-def raise_head_size(power: float, _root_: DictConfig) -> float:
+def head_size_to(power: float, _root_: DictConfig) -> float:
     """Return the size of the model's heads to this power."""
     return (_root_.model.d_model / _root_.model.num_heads) ** power
 
 
-OmegaConf.register_new_resolver("head_size_to", raise_head_size, replace=True)
+OmegaConf.register_new_resolver("head_size_to", head_size_to, replace=True)
 OmegaConf.register_new_resolver("kv_heads", choose_kv_heads, replace=True)
 OmegaConf.register_new_resolver("tokens", scale_tokens, replace=True)

@@ -159,7 +159,7 @@ def run_stages(
         count = f"{len(failed)} of {len(planned)} runs failed"
         raise SweepError(f"{count}; to retry them, repeat the command", codes[0])
     if codes:
-        raise SweepError("a variant diverged at every learning rate; give lower rates", codes[0])
+        raise SweepError("a variant diverged at all rates; lower hydra.sweeper.tune.lr", codes[0])
 
 
 def _launch(

@@ -128,7 +128,7 @@ class FingerprintCache:
         self._fingerprints = fingerprints if state == self._state else {}
 
     def compute(self, overrides: Sequence[str], name: str) -> list[float]:
-        """Return the fingerprint of this name. Raises DiskError if it cannot be saved."""
+        """Return the fingerprint of `overrides`. Raises DiskError if it cannot be saved."""
         key = " ".join(overrides)
         if key not in self._fingerprints:
             what = f"checking that this code reproduces {name}"

@@ -49,7 +49,7 @@ class Family:
         return {ours: given[key] for ours, key in self.settings.items()}
 
     def make_settings(self, values: Mapping[str, Any], tokenizer: list[str]) -> TrainConfig:
-        """Return the settings of the model with these values. Raises ConfigError as `settings`.
+        """Return the settings for these values. Raises ConfigError, like `compose.settings`.
 
         `tokenizer`: the overrides that choose it.
         """

@@ -62,7 +62,7 @@ def test_a_mistake_names_its_argument(name, arguments, said):
         ("attention_map", ["prompt=" + "Line " * 9], 3, "prompt: 45 tokens"),
         ("evaluate", ["lengths=[0]"], 2, "lengths: >= 1"),
         ("evaluate", ["lengths=[1000]"], 2, "lengths: held-out"),
-        ("compare", ["ship=true"], 2, "ship: attention track"),
+        ("compare", ["ship=true"], 2, "ship: track or the battery"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(

@@ -12,7 +12,7 @@ from gptattn.attention.rule import Rule
 
 
 class SoftCap(Part):
-    """A scaled score s becomes cap * tanh(s / cap), before positions, the mask and a sink act.
+    """A scaled score s becomes cap * tanh(s / cap), before any bias, the mask and a sink act.
 
     Source: Gemma 2, arXiv:2408.00118, sec. 2 (cap 50 in the attention).
     """

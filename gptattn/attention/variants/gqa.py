@@ -13,7 +13,7 @@ class GroupedQueryAttention(HasHeads, SoftmaxAttention):
     """Groups of R = num_heads / num_kv_heads query heads share one head of keys and values.
 
     x [B, T, d_in] -> y [B, T, d_out]. The cache holds num_kv_heads heads. `head_dim` None: d_out /
-    num_heads. Raises ValueError where num_heads does not divide d_out, or num_kv_heads does not
+    num_heads. Raises ValueError if that is not a whole number, or num_kv_heads does not
     divide num_heads.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2; num_kv_heads=1: Shazeer 2019,

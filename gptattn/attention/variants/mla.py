@@ -139,8 +139,8 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         """Whether T queries attend to the S latents directly, not to keys and values made of them.
 
         Both give the same outputs. This picks the one with fewer multiply-adds per head: latents
-        take scores and sums over C instead of D numbers, the other form takes keys and values of S
-        tokens instead of T. T = S, as in training, always makes keys and values.
+        need scores and sums over C numbers, not D; the other form must project S tokens, not T.
+        With T = S, as in training, it is always the other form.
         """
         C, D = self.kv_rank, self.head_dim
         return T < S and T * C * (D + S) < S * D * (C + T)

@@ -79,7 +79,7 @@ class NativeSparseAttention(SoftmaxAttention):
                 fit = f"{stride * -(-least // stride)} or more, a multiple of {stride=}"
                 raise ValueError(f"{name}={size} does not fit; give {fit}")
         if block > context_length:
-            raise ValueError(f"block={block} is above {context_length=}; give fewer")
+            raise ValueError(f"{block=} must be at most {context_length=}")
         self.block, self.stride, self.select_block, self.topk = block, stride, select_block, topk
         self.groups, self.num_kv_heads = num_kv_heads, 3 * num_kv_heads
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)

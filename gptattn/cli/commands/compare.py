@@ -25,7 +25,7 @@ class Arguments:
         positional=True,
     )
     baseline: str | None = option(
-        "the row to compare with; default: mha, else the row with the shortest name"
+        "the row to compare with; default: mha, else the name with the fewest words"
     )
     by: tuple[str, ...] = option(
         "the settings to compare, with all others fixed; default: the attention", ()

@@ -28,7 +28,7 @@ from gptattn.settings.config import Accelerator, Threads
 
 @dataclass(frozen=True)
 class Arguments:
-    """run=outputs/... lengths=[256,512,1024]"""
+    """run=outputs/... lengths=256,512,1024"""
 
     run: tuple[Path, ...] = option(
         "a finished run, or a folder of them, such as a sweep's; repeatable"
