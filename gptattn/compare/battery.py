@@ -185,14 +185,15 @@ def battery_table(battery: Battery) -> Table:
     cells, lacks = [["entry", *battery.tasks, "cache", "params"]], []
     for name, row in battery.rows.items():
         found = {task: battery.list_accuracies(name, task) for task in battery.tasks}
-        longest = max(row.values(), key=lambda one: (int(one.facts[CONTEXT]), one.params))
+        longest = max(row.values(), key=lambda one: int(one.facts[CONTEXT]))
         cache = "no cache" if longest.cache is None else f"{longest.cache:,}"
+        params = max(one.params for one in row.values())
         label = name + " *" * any(not one.is_shipped for one in row.values())
         shown = {task: describe_accuracies(own) for task, own in found.items()}
         for task in (one for one in row if battery.tasks[one].metric != ACCURACY):
             before = fmean(battery.list_accuracies(name, task, trained=True))
             shown[task] = f"{100 * before:.0f} → {shown[task]}"
-        cells.append([label, *shown.values(), cache, f"{longest.params:,}"])
+        cells.append([label, *shown.values(), cache, f"{params:,}"])
         few = [f"{task} ({len(own)} of {SEEDS})" for task, own in found.items() if len(own) < SEEDS]
         lacks += [f"{name} lacks seeds: {', '.join(few)}"] * bool(few)
     lengths = ", ".join(f"{name} {task.length}" for name, task in battery.tasks.items())
@@ -202,7 +203,7 @@ def battery_table(battery: Battery) -> Table:
         "order: by the share of seeds that solve a task, then by accuracy, both averaged over "
         "tasks; missing seeds count as 0",
         "cache: bytes of cache or state in half precision, after the longest rows in training; "
-        "params: of the largest model trained on these; *: trained here (all others are shipped)",
+        "params: of the largest of its models; *: trained here (all others are shipped)",
         *lacks,
         *(f"left out: {', '.join(own)}: {why}" for why, own in battery.left_out.items()),
     ]

@@ -291,12 +291,13 @@ def draw_recall(battery: Battery, track: Track) -> list[Plot]:
             low, high = min(budgets) / entry.flops, max(budgets) / entry.flops
             x = min(max(value, low), high)
             cache = entry.caches[-1] if entry.caches else 0
-            size = max(4, 1.2 * math.log2(cache or 1) - 15)
+            size = max(4, 0.9 * math.log2(cache or 1) - 8)
             axes.plot(x, y, "o" if cache else "x", color=COLOURS[0], alpha=0.6, markersize=size)
             away = (0, -13 if i % 2 else 8)  # many points lie close together
             mark = f"{'<' * (x <= low)}{i}{'>' * (x >= high)}"  # at an end of the curve or beyond
             axes.annotate(mark, (x, y), away, textcoords="offset points", ha="center")
-            legend.append(f"{i}  {_shorten(entry.name)}: {EngFormatter('B', 0)(cache)}")
+            line = f"{i}  {_shorten(entry.name)}: {EngFormatter('B', 0)(cache)}"
+            legend.append(fill(line, 44, subsequent_indent="     "))
         axes.text(1.02, 1, "\n".join(legend), transform=axes.transAxes, va="top", fontsize=7)
         axes.margins(0.1)
         _scale_compute(axes, *axes.get_xlim())
