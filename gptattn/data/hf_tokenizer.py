@@ -104,7 +104,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-        with name_errors(DataError, "tokenizer.path", "some character", "use another tokenizer"):
+        with name_errors(
+            DataError, "tokenizer.path", "a character without an id", "use another tokenizer"
+        ):
             encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(piece.ids, dtype=id_type(self.vocab_size)) for piece in encoded]
 
