@@ -3,7 +3,7 @@
 A state S [D, V] per head replaces keys and values. Each token decays it, writes to it and reads it:
 
     decayed linear attention    S = exp(g) S;    S = S + k v^T;                     o = S^T q
-    the gated delta rule        S = exp(g) S;    S = S + beta k (v - k^T S)^T;      o = S^T q
+    the gated delta rule        S = exp(g) S;    S = S + beta k (v - S^T k)^T;      o = S^T q
     diagonal plus low rank      S = exp(g) S + c (S^T a)^T + k v^T;                 o = S^T q
 
 The last form removes with separate keys: `a` reads S before the decay, and the result is written at

@@ -49,7 +49,7 @@ def describe_match(record: Spec) -> str:
     if before == after:
         change = f"{field} stays {after}"
     apart = abs(record["reached"] - record["target"]) / record["target"]
-    figures = f"{record['reached']:,.0f} against {record['target']:,.0f} of {record['to']}"
+    figures = f"{record['reached']:,.0f} against {record['to']}'s {record['target']:,.0f}"
     return f"match={record['what']}: {change}; {figures} ({apart:.2%} apart)"
 
 

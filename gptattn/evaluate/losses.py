@@ -68,7 +68,7 @@ def measure_by_position(
 
 
 def list_edges(length: int, trained: int) -> list[int]:
-    """Return the last context of each bin: 1, 2, 3, 4, 6, 8, 12, 16, ..., two for each doubling.
+    """Return each bin's longest context: 1, 2, 3, 4, 6, 8, 12, 16, ..., two for each doubling.
 
     They include the trained length and `length`, where the last bin ends.
     """

@@ -34,7 +34,7 @@ def measure_cost(model: GPT, scored_share: float = 1.0) -> Cost:
     (for a plain module see `attention.foreign`); mechanisms with a state in their training form, in
     chunks. Not counted: norms, activations, softmax, biases, short convolutions before a mechanism,
     the embedding's lookup, and what activation checkpointing recomputes. The head counts only for
-    this share of the tokens, the scored ones.
+    the tokens that are scored, a share `scored_share` of all.
     kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the
     weights' dtype; None if a layer reruns the whole prefix for each token.
     """

@@ -123,7 +123,7 @@ class GPT(nn.Module):
     """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
-    attention encodes positions, or nothing does. `style` describes the block around it; with
+    attention encodes positions, or nothing does. `style` describes the rest of each block; with
     `tied_head`, the head uses the token embedding's weight. `shared_init`: see `DrawnByName`. With
     `activation_checkpointing`, training keeps only each block's input, and the backward pass
     recomputes the block (Chen et al. 2016, arXiv:1604.06174).

@@ -19,7 +19,7 @@ class DrawnByName(TorchFunctionMode):
     """Inside this context, each parameter of `model` is drawn from the seed and its name.
 
     If two variants draw a parameter of the same name in the same way, it then starts with the same
-    values; if a matrix has fewer rows in one of them, those rows do. The seed comes from the last
+    values; if one matrix has fewer rows, the rows in common match. The seed comes from the last
     `torch.manual_seed`. What a mechanism draws in its constructor doesn't change.
     """
 

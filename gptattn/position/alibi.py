@@ -23,7 +23,7 @@ class LinearBias(HeadPosition):
         super().__init__()
         below = 1 << (num_heads.bit_length() - 1)  # the power of two at or below num_heads
         slopes = _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
-        # In float64: a slope of 1/2 times position 9,999 is precise only to 0.001 in float32.
+        # In float64: a slope of 0.7 times position 9,999 is precise only to 0.001 in float32.
         slope_H = torch.tensor(slopes, dtype=torch.float64)
         self.register_buffer("slope_H", slope_H, persistent=False)
 

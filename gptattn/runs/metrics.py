@@ -1,7 +1,7 @@
 """The metrics that runs record and reports show, `group/what_unit`. It needs no torch.
 
 A metric is recorded where it is measured, and is then in metrics.jsonl, TensorBoard and
-`load_runs`. REPORTED shows it in reports and in TensorBoard's table of runs.
+`load_runs`. REPORTED shows it in reports.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -172,7 +172,8 @@ def bind(
     takes = arguments_of(target)
     for key, value in own.items():
         if key not in takes.types and not takes.others:
-            hint = suggest(key, takes.types.keys() - shared)
+            choices = takes.types.keys() - shared
+            hint = suggest(key, choices) if choices else "leave it out"
             files = sorted((CONF / group).glob("*.yaml"))
             having = [file.stem for file in files if f"\n{key}:" in file.read_text("utf-8")]
             if having:

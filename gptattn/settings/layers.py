@@ -159,7 +159,7 @@ def quote(value: str) -> str:
     return f"'{escaped}'"
 
 
-# Resolvers with which a recipe's numbers follow the model, in YAML as ${kv_heads:8},
+# Resolvers with which a recipe's numbers follow the model, in YAML as ${groups_of:8},
 # ${tokens:128,4096} and ${head_size_to:-1}.
 
 
@@ -182,5 +182,5 @@ def head_size_to(power: float, _root_: DictConfig) -> float:
 
 
 OmegaConf.register_new_resolver("head_size_to", head_size_to, replace=True)
-OmegaConf.register_new_resolver("kv_heads", choose_kv_heads, replace=True)
+OmegaConf.register_new_resolver("groups_of", choose_kv_heads, replace=True)
 OmegaConf.register_new_resolver("tokens", scale_tokens, replace=True)

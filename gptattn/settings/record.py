@@ -1,4 +1,4 @@
-"""Completes the settings that a run recorded with those added since."""
+"""Adds to a run's recorded settings those that are newer."""
 
 from copy import deepcopy
 from dataclasses import is_dataclass

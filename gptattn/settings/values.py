@@ -164,7 +164,7 @@ def describe_unknown(name: str, names: Sequence[str]) -> str:
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:
-    """Return `did you mean X? one of ...`, or only the list if no choice is close."""
+    """Return `did you mean X? give one of ...`, or only the list if none is close."""
     choices = sorted({*choices})
     if not choices:
         return "there are no choices"

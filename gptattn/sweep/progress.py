@@ -14,11 +14,11 @@ from gptattn.runs.rows import read_metrics
 from gptattn.sweep.plan import ExistingRuns
 
 
-def print_plan(home: Path, runs: int, over: int, found: ExistingRuns) -> None:
+def print_plan(home: Path, runs: int, done: int, found: ExistingRuns) -> None:
     """Print the number of runs, how many are done, and which results are stale and why."""
     from gptattn.compare.differences import listed  # imports pandas
 
-    counts = f", {over} already done" if over else ""
+    counts = f", {done} already done" if done else ""
     counts += f", {len(found.begun)} to resume" if found.begun else ""
     total = "1 run" if runs == 1 else f"{runs:,} runs"
     print(f"sweep  {total}{counts}, in {home}")

@@ -12,7 +12,7 @@ from gptattn.runs.speeds import add_speeds
 
 
 def measure_rows(comparison: Comparison, allow_targets: Sequence[str] = ()) -> None:
-    """Measure the rows without a speed in turns with their baseline; write it next to their runs.
+    """Measure rows that lack speeds, in turns with their baseline; write these next to the runs.
 
     It prints its progress, and why a row is left out.
     """

@@ -107,7 +107,7 @@ def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
     return values
 
 
-def take_over(
+def transfer_weights(
     source: GPT,
     theirs: TrainConfig,
     target: GPT,

@@ -14,7 +14,12 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.config import TrainConfig, default_width
-from gptattn.weights.convert import check_heads, describe_mechanism, describe_model, take_over
+from gptattn.weights.convert import (
+    check_heads,
+    describe_mechanism,
+    describe_model,
+    transfer_weights,
+)
 from gptattn.weights.families import as_overrides
 from gptattn.weights.hugging_face import FILES, find_family, find_tokenizer, load_checkpoint
 
@@ -81,7 +86,7 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
-        take_over(origin.model, origin.cfg, model, cfg, cfg.init_method, cfg.seed)
+        transfer_weights(origin.model, origin.cfg, model, cfg, cfg.init_method, cfg.seed)
 
 
 @contextlib.contextmanager

@@ -208,7 +208,7 @@ def test_parts_that_do_not_fit_are_refused_in_one_line():
 
 
 class Nearest(Part):
-    def rule(self, rule: Rule, queries: object, keys: object) -> Rule:
+    def rule(self, rule: Rule, new: object, held: object) -> Rule:
         return replace(rule, bias=lambda query, key: key.pos - query.pos)
 
 

@@ -15,7 +15,7 @@ class Part(nn.Module):
 
     Besides its YAML's keys, its constructor can declare `d_in`, `num_heads`, `num_kv_heads`,
     `head_dim`, `context_length`, `layer` and `provided` (the names of what earlier layers put into
-    `Shared.state`), which come from the attention. Its Linear layers are drawn as the attention's.
+    `Shared.state`), which come from the attention. Its Linear layers start like the attention's.
     """
 
     # Parts and positions that cannot be combined with this one, by name -> the reason.
@@ -47,10 +47,10 @@ class Part(nn.Module):
         """Change queries and keys after the position has acted on them."""
         return q_BHTD, k_BGTD
 
-    def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
+    def rule(self, rule: Rule, new: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Rule:
         """Change the rule, except its window, on which the cache and the costs rely.
 
-        `queries` holds this step's `entries`, and `keys` those of all keys.
+        `new` has this step's `entries`, and `held` those of all keys.
         """
         return rule
 

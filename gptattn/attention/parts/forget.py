@@ -46,5 +46,5 @@ class Forget(Part):
             c_BHT1 = c_BHT1 + cache.newest(SUM)
         return {SUM: c_BHT1}
 
-    def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
-        return rule.with_decay(queries[SUM].squeeze(-1), keys[SUM].squeeze(-1))
+    def rule(self, rule: Rule, new: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Rule:
+        return rule.with_decay(new[SUM].squeeze(-1), held[SUM].squeeze(-1))

@@ -26,5 +26,5 @@ class Sink(Part):
     def initialise(self, std: float) -> None:
         self.sink_H.normal_(0.0, std)
 
-    def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
+    def rule(self, rule: Rule, new: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Rule:
         return replace(rule, sink_H=self.sink_H)

@@ -21,5 +21,5 @@ class SoftCap(Part):
         super().__init__()
         self.cap = cap
 
-    def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
+    def rule(self, rule: Rule, new: Mapping[str, Tensor], held: Mapping[str, Tensor]) -> Rule:
         return replace(rule, softcap=self.cap)

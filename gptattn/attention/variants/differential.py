@@ -28,7 +28,7 @@ class DifferentialAttention(SoftmaxAttention):
 
     x [B, T, d_in] -> y [B, T, d_out]. It has half as many heads as other variants, each with two
     softmaxes A1 and A2 and values of size 2 D. Parameters and cache match `mha`, except for 6 * D
-    numbers. Each pair's output passes an RMSNorm, times 1 - lambda0. With groups, key heads are
+    numbers. Each pair's output has an RMSNorm, times 1 - lambda0. With groups, key heads are
     paired like query heads. Dropout acts on A1 and A2.
 
     lambda = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda0, the same for all

@@ -1,6 +1,6 @@
 """Gated DeltaNet: linear attention that corrects what its state holds for a key, and forgets.
 
-The gated delta rule, S = exp(g) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
+The gated delta rule, S = exp(g) S; S = S + beta k (v - S^T k)^T; o = S^T q, is in
 `attention/recurrence.py`. Letters besides the usual ones: V value size of a head, C channels, P
 Householder steps of all tokens, T * householders.
 """
@@ -31,10 +31,10 @@ from gptattn.attention.softmax import split_heads, wide_rms_norm
 class GatedDeltaNet(RecurrentAttention):
     """A state of constant size per head, written by the gated delta rule.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
+    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each go through a causal depthwise
     convolution and SiLU; queries and keys then have length 1. Per token and head
-    g = -exp(a_log) softplus(x w_a + decay_bias) and beta = sigmoid(x w_b). The heads' outputs pass
-    an RMSNorm, a gate silu(x W_gate) and the output projection.
+    g = -exp(a_log) softplus(x w_a + decay_bias) and beta = sigmoid(x w_b). The heads' outputs go
+    through an RMSNorm, a gate silu(x W_gate) and the output projection.
 
     A token multiplies the state by exp(g) (I - beta k k^T), with an eigenvalue above 0 along k.
     With `negative_eigenvalues`, beta = 2 sigmoid(x w_b), and the eigenvalue can be nearly -1, a

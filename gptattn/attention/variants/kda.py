@@ -1,6 +1,6 @@
 """Kimi Delta Attention: the gated delta rule; each key channel forgets at its own rate.
 
-The rule, S = diag(exp(g)) S; S = S + beta k (v - k^T S)^T; o = S^T q, is in
+The rule, S = diag(exp(g)) S; S = S + beta k (v - S^T k)^T; o = S^T q, is in
 `attention/recurrence.py`. Letters besides the usual ones: V value size of a head (here D), C
 channels of all heads, H * D.
 """
@@ -30,10 +30,10 @@ from gptattn.attention.softmax import split_heads, wide_rms_norm
 class KimiDeltaAttention(RecurrentAttention):
     """A state of constant size per head; each key channel decays at its own rate.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
+    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each go through a causal depthwise
     convolution and SiLU; queries and keys then have length 1. Per token and channel
     g = -exp(a_log) softplus(x W_decay_down W_decay_up + decay_bias), with a_log per head; per token
-    and head beta = sigmoid(x w_b). The heads' outputs pass an RMSNorm, a gate
+    and head beta = sigmoid(x w_b). The heads' outputs go through an RMSNorm, a gate
     sigmoid(x W_gate_down W_gate_up) and the output projection.
 
     Heads have `expand` times d_out / num_heads channels, and maps of decay and gate have rank D:

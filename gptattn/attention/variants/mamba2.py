@@ -30,10 +30,10 @@ from gptattn.attention.softmax import split_heads
 class Mamba2(RecurrentAttention):
     """A state [state_size, head_dim] per head, which decays at a rate that each token chooses.
 
-    x [B, T, d_in] -> y [B, T, d_out]. Values (the paper's x), keys (B) and queries (C) pass a
+    x [B, T, d_in] -> y [B, T, d_out]. Values (the paper's x), keys (B) and queries (C) go through a
     causal depthwise convolution with bias and SiLU. Per token and head dt = softplus(x w + bias),
-    g = -exp(a_log) dt, and dt scales what is written. The outputs, with skip * v added, pass a gate
-    silu(x W_gate), then an RMSNorm over each group's channels, and the output projection.
+    g = -exp(a_log) dt, and dt scales what is written. The outputs, with skip * v added, go through
+    a gate silu(x W_gate), then an RMSNorm over each group's channels, and the output projection.
 
     Values have `expand` times d_out channels, in heads of `head_dim`; None: d_out / num_heads, so
     `expand` times num_heads heads. Each of `groups` groups shares queries and keys. `state_size`

@@ -37,7 +37,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
 
     All weights are drawn with one std, as in DeepSeek-V3 (0.006, arXiv:2412.19437, sec. 4.2; here
     the model's), and the norms' gains start at 1. `position.stretch` scales only the rotated part
-    of a score, as YaRN itself does; DeepSeek's models scale the whole score. Sec. 3.1.2 also has
+    of a score, as YaRN itself does; DeepSeek's models scale the whole score. V2's sec. 3.1.2 has
     scaling factors; like DeepSeek's released code, this leaves them out.
 
     Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1, 3.1.2 (the norms of latents) and appendix C.

@@ -36,8 +36,8 @@ class RWKV7(RecurrentAttention):
     sigmoid(.) at which the state removes what it holds for kappa, and the gate. kappa is
     k * removal_gain, scaled to length 1 in each head; values are written at
     k * (1 + (rate - 1) * write_gain). In later layers, a fourth adapter sets the first layer's
-    share in each value, unless `value_residual` is False. The heads' outputs pass a LayerNorm; then
-    v times sum(q * k * bonus) is added, and they pass the gate and the output projection.
+    share in each value, unless `value_residual` is False. The heads' outputs go through a
+    LayerNorm; v times sum(q * k * bonus) is added; then come the gate and the output projection.
 
     A rank below 1 is a share of d_out. The defaults give the authors' 64, 64, 32 and 128 at
     d = 768: 4 d^2 + 2 d (64 + 64 + 128) weights and 13 d small ones, in later layers 65 d more. It

@@ -53,7 +53,7 @@ def _check_contract(cfg: TrainConfig) -> Iterator[str]:
     notes = check_layers(replace(cfg, model=replace(cfg.model, dropout=DROPOUT)))
     yield f"outputs of {TOKENS} tokens do not depend on later tokens, other rows or other batches"
     yield "prefixes, and chunks through the cache, give the same outputs"
-    yield "gradients are finite and, where checked, match differences; evaluation is deterministic"
+    yield "gradients are finite and, where checked, correct; evaluation is deterministic"
     check_device(cfg)
     yield f"{cfg.trainer.precision} on the run's device gives the same as float32 on a CPU"
     yield from (f"note: {note.partition(': ')[2]}" for note in notes)

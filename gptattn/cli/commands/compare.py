@@ -37,7 +37,7 @@ class Arguments:
     files: bool = option("false: print, but write no files", True)
     markdown: bool = option("true: only print the table as Markdown", False)
     speed: bool = option("true: first measure missing speeds, on this machine", False)
-    ship: bool = option("true (track, battery): also ship new entries, to benchmarks/", False)
+    ship: bool = option("true (track, battery): also write new entries to benchmarks/", False)
 
 
 def run(arguments: Sequence[str]) -> None:

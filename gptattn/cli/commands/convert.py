@@ -18,7 +18,7 @@ from gptattn.runs.folder import NAMES
 from gptattn.runs.load import SavedRun, load_run, save_model
 from gptattn.settings.compose import settings
 from gptattn.settings.config import InitMethod, TrainConfig
-from gptattn.weights.convert import take_over
+from gptattn.weights.convert import transfer_weights
 from gptattn.weights.hugging_face import FILES, find_family, load_checkpoint, write_checkpoint
 
 TRIAL_TOKENS = 256
@@ -103,7 +103,7 @@ def convert(arguments: Sequence[str]) -> None:
         return
     cfg = make_target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
-    take_over(saved.model, saved.cfg, model, cfg, args.method, args.seed)
+    transfer_weights(saved.model, saved.cfg, model, cfg, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
     # A Llama's whole context can be too long for a trial.
     length = min(saved.model.context_length, TRIAL_TOKENS)

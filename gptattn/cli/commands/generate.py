@@ -31,7 +31,7 @@ class Arguments:
     run: Path = option("a run folder, or one made by gptattn-convert")
     prompt: str | None = option("text to continue; prompt=- reads stdin")
     prompt_file: Path | None = option("a file with the text to continue")
-    tokens: Count = option("maximum number of new tokens", 200)
+    tokens: Count = option("number of new tokens", 200)
     temperature: float = option("0 is greedy", 0.8)
     top_k: int | None = option("sample from the N most likely tokens")
     samples: Count = option("number of texts to generate, as a batch", 1)
