@@ -25,9 +25,9 @@ class LightningAttention(RecurrentAttention):
     """A state of constant size per head, which decays at a fixed rate.
 
     x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values go through SiLU. Head h of H,
-    counted from 1, has g = -2^(-8 h / H) (1 - layer / (num_layers - 1)), `layer` counted from 0; as in the
-    release, 1e-5 added in two places keeps the last layer's rate above zero. The outputs of all
-    heads together go through an RMSNorm, a gate sigmoid(x W_gate) and the output projection.
+    counted from 1, has g = -2^(-8 h / H) (1 - layer / (num_layers - 1)), `layer` counted from 0; as
+    in the release, 1e-5 added in two places keeps the last layer's rate above zero. The outputs of
+    all heads together go through an RMSNorm, a gate sigmoid(x W_gate) and the output projection.
 
     Heads have `expand` times d_out / num_heads channels: with 1, 5 d^2 weights and d small ones.
     It needs no position and has no dropout. Raises ValueError for impossible sizes.
