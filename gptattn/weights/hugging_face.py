@@ -124,7 +124,7 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
             raise ConfigError(
                 "to",
                 f"layer {layer}: the same heads give different outputs in {family.name}, which "
-                "scales scores by head_dim ** -0.5 and has no window and no soft cap",
+                "scales scores by head_dim ** -0.5 and has no window, soft cap or part",
             )
     end = GPT2_END if family is GPT2 and model.vocab_size > GPT2_END else None
     config = {

@@ -50,6 +50,8 @@ def combinations(take: st.DrawFn) -> tuple[str, dict[str, Any]]:
         position = construct("position", spec, shared, [])
     window = take(st.none() | st.integers(1, tokens))
     sizes = {"d_in": E, "d_out": heads * size, "context_length": tokens}
+    if host == "nsa":
+        sizes |= {"block": 2, "stride": 1, "select_block": 2, "topk": 3}
     return "+".join([host, *parts]), sizes | {"window": window, "position": position}
 
 

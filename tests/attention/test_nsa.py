@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from building import Allocations, build_attention, disturb
+from building import Allocations, build_attention, disturb, read_file
 from contract import assert_agree, assert_same, draw, outputs_and_gradients
 from test_combinations import decoded
 from test_documents import documents, numbers
@@ -19,6 +19,7 @@ from torch.nn.functional import gelu, pad, scaled_dot_product_attention
 
 from gptattn.attention import Shared
 from gptattn.attention.variants.nsa import NativeSparseAttention
+from gptattn.build.model import add_parts
 from gptattn.position import Documents, LinearBias, RotaryPosition
 
 B, T, E, H, G, D = 2, 37, 7, 6, 2, 4
@@ -72,7 +73,7 @@ def defined(layer: NativeSparseAttention, x_TE: Tensor) -> Tensor:
                 pairs = product(range(SELECT // STRIDE), range(L // STRIDE))
                 each = [SELECT // STRIDE * j - m - n for m, n in pairs]
                 scores.append(sum(float(p[i - 1]) for i in each if 1 <= i <= len(p)))
-            free = sorted(range(1, own - 1), key=scores.__getitem__, reverse=True)
+            free = sorted(range(1, own - 1), key=lambda j: (scores[j], j), reverse=True)
             chosen = {0, own - 1, own, *free[: TOP - 3]}
             tokens = [s for s in range(t + 1) if s // SELECT in chosen]
             near = [*range(max(0, t - WINDOW + 1), t + 1)]
@@ -86,9 +87,11 @@ def defined(layer: NativeSparseAttention, x_TE: Tensor) -> Tensor:
     return layer.out_proj(torch.stack(rows))
 
 
-@pytest.mark.parametrize("position", [None, ROPE])
-def test_a_layer_matches_the_paper_in_outputs_gradients_and_decoding(position):
+@pytest.mark.parametrize(("position", "ties"), [(None, False), (ROPE, False), (None, True)])
+def test_a_layer_matches_the_paper_in_outputs_gradients_and_decoding(position, ties):
     layer, x = build(position=position), draw(B, T, E).requires_grad_()
+    if ties:  # among equal blocks, a query takes the newest
+        layer.W_query.load_state_dict({k: 0 * w for k, w in layer.W_query.state_dict().items()})
     expected = torch.stack([defined(layer, row) for row in x])
     assert_agree(layer(x), expected, [x, *layer.parameters()])
     for chunks in ([1] * T, [11, 1, 1, 17, 1, 6]):
@@ -113,6 +116,16 @@ def test_padded_rows_and_documents_are_as_rows_of_their_own(variant, position):
             expected = layer(x[row : row + 1, first:])[0]
             assert_same(padded[row, first:], expected.detach())
             assert_same(whole[row, first:], expected)
+
+
+def test_a_norm_after_the_rotation_acts_on_the_keys_of_each_branch():
+    layer = build(position=ROPE)
+    part = {"qk_norm": read_file("part", "qk_norm") | {"after": "rotation", "gain": False}}
+    add_parts(layer, part, layer=0)
+    held = layer.project_and_cache(draw(B, T, E), None, None)[1]
+    for name in ("k", "k_near", "k_block"):
+        length = held[name].square().mean(-1)
+        assert_same(length, torch.ones_like(length), atol=1e-3)
 
 
 @pytest.mark.parametrize("variant", ["nsa", "nsa+forget"])

@@ -46,6 +46,19 @@ def test_a_part_adds_the_parameters_and_the_cache_of_its_papers_formula(part):
     assert more == pytest.approx(layers * CACHE.get(part, 0))
 
 
+@pytest.mark.parametrize("part", ["xsa", "conv"])
+def test_a_part_rounds_its_result_alone_to_bfloat16(part):
+    layer = build_attention(f"gqa+{part}")
+    (one,) = layer.parts.values()
+    y, v = (torch.randn(B, n, T, D).bfloat16() for n in (H, G))
+    results = [
+        (one.mix(a, a, {"v": b}), *one.heads(a, b, b, Shared(range(T))))
+        for a, b in ((y, v), (y.float(), v.float()))
+    ]
+    for rounded, wide in zip(*results, strict=True):
+        assert torch.equal(rounded, wide.bfloat16())
+
+
 def test_a_headwise_gate_has_a_number_per_head_and_scales_the_whole_head():
     attention = gqa("gate", granularity="headwise").double()
     gate = attention.parts["gate"]

@@ -20,8 +20,9 @@ class Conv(Part):
     which other parts then get too. Each target has its own convolution, K = size numbers per
     channel: 2 * G * D * K parameters for k and v; a layer that projects no keys and values has
     neither. They are drawn from N(0, std), as in transformers' Inkling, so x hardly changes at
-    first. The cache keeps the last K - 1 inputs. A window then reaches K - 1 tokens further back.
-    Computed in float32 or wider. Raises ValueError for other targets.
+    first. The cache keeps the last K - 1 inputs. A window then reaches up to K - 1 tokens further
+    back, or 2 (K - 1) if the input is convolved, too. Computed in float32 or wider. Raises
+    ValueError for other targets.
 
     Source: k and v as in Inkling, transformers' InklingShortConvolution; the input as in Canon
     layers (A): Allen-Zhu 2025, arXiv:2512.17351.

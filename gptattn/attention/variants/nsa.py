@@ -87,7 +87,7 @@ class NativeSparseAttention(SoftmaxAttention):
         self.W_value = Linear(d_in, self.num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_branch = Linear(d_in, 3 * num_heads, bias=False)
         # For keys and for values. Costs assume that Linear layers read each token, so these are
-        # not Linear. With three axes or more, they train with AdamW where matrices train with Muon.
+        # not Linear. With three axes or more, they train with AdamW and without weight decay.
         D, X = self.head_dim, block * self.head_dim
         self.place_I111X = nn.Parameter(torch.zeros(2, 1, 1, 1, X))
         self.W_in_IDX = nn.Parameter(torch.randn(2, D, X) * X**-0.5)
@@ -245,12 +245,16 @@ class NativeSparseAttention(SoftmaxAttention):
         return BlockCache(tensors)
 
     def flops(self, T: int, S: int) -> int:
-        """Count only pairs that a query sees; choosing blocks scores those with entries again."""
+        """Count only pairs that a query sees. Choosing blocks scores those with entries again.
+
+        That has no gradients, so it counts a third: training counts three times this number.
+        """
         seen, D, size = range(S - T + 1, S + 1), self.head_dim, self.select_block
         blocks = sum(count_blocks(s, self.block, self.stride) for s in seen)
         selected = sum(min(s, self.topk * size - -s % size) for s in seen)
         making = 2 * T * self.groups * (self.block + 1) * D * D // self.stride  # keys and values
-        pairs = 3 * blocks + 2 * (selected + seen_pairs(T, S, self._plain))
+        choosing = blocks // (1 if T == 1 else 3) if S > self.topk * size else 0
+        pairs = 2 * (blocks + selected + seen_pairs(T, S, self._plain)) + choosing
         return 2 * (self.num_heads * D * pairs + making)
 
 
