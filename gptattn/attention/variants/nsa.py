@@ -253,7 +253,7 @@ class NativeSparseAttention(SoftmaxAttention):
         blocks = sum(count_blocks(s, self.block, self.stride) for s in seen)
         selected = sum(min(s, self.topk * size - -s % size) for s in seen)
         making = 2 * T * self.groups * (self.block + 1) * D * D // self.stride  # keys and values
-        choosing = blocks // (1 if T == 1 else 3) if S > self.topk * size else 0
+        choosing = blocks // (1 if T == 1 else 3) if self.topk * size < S else 0
         pairs = 2 * (blocks + selected + seen_pairs(T, S, self._plain)) + choosing
         return 2 * (self.num_heads * D * pairs + making)
 
