@@ -108,16 +108,19 @@ track: $(STAMP)
 	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
 	-$(TRACK) experiment=track_table
 	-$(SECOND) attn=mha,mha_wrapper,gqa,mqa,cross_layer,differential,single_head
-	-$(SECOND) attn=mha 'part=[qk_norm],[gate],[sink],[softcap],[value_residual]'
+	-$(SECOND) attn=mha 'part=[qk_norm],[gate],[sink],[softcap],[value_residual],[xsa],[gate,xsa],[conv]'
+	-$(SECOND) attn=mha 'part=[conv]' 'part.conv.targets=[q,k,v],[input]'
+	-$(SECOND) attn=mha 'part=[xsa]' part.xsa.learned=true
 	-$(SECOND) attn=mha 'part=[temperature]' part.temperature.floor=32
 	-$(SECOND) attn=mha position=alibi
-	-$(SECOND) recipe=llama3,mistral,qwen3,olmo3,glm4,gemma2
+	-$(SECOND) recipe=llama3,mistral,qwen3,olmo3,glm4,gemma2,hunyuan,minimax_m2
 	-$(SECOND) 'pattern=[sliding,mha]'
 	$(BIN)/gptattn-compare outputs/track
 	$(GATE) attn=mha budget.steps=800,1600,2263,3200 'seed=range(1,6)'
 	-$(GATE) recipe=gemma3,exaone4,gpt_oss
 	-$(GATE) attn=mamba2,gated_deltanet,kda position=none
 	-$(GATE) attn=mha 'part=[forget]' position=none
+	-$(GATE) attn=mha 'part=[conv]'
 	-$(GATE) 'pattern=[gated_deltanet,gated_deltanet,gated_deltanet,mha]'
 	$(BIN)/gptattn-compare outputs/track_gate
 	-$(TRACK) experiment=recall_state
