@@ -228,7 +228,7 @@ def draw_track(track: Track) -> Plot:
     """Draw each entry's effective compute with its interval, the best at the top."""
     budgets = [one.flops for one in track.baseline.values()]
     with rc_context(STYLE):
-        labels = [_shorten(track.label(row.entry)) for row in track.rows]
+        labels = [fill(_shorten(track.label(row.entry)), 56) for row in track.rows]
         axes = _forest_axes(labels, 1, SIZE[0] + 1.4, 0.22)
         axes.set_xscale("log", base=2)
         for y, row in enumerate(track.rows):
@@ -313,7 +313,7 @@ def _scale_compute(axes: Any, low: float, high: float) -> None:
     axes.set_xticks([x for x in ticks if low <= x <= high])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel="effective compute (right is better)")
+    axes.set_xlabel("effective compute (right is better)", loc="right")  # long labels leave no room
 
 
 def _shorten(name: str) -> str:
