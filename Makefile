@@ -97,7 +97,7 @@ bench: $(BENCH)/.installed
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
-# The track's table, gate, recall against state, and simulation: about 18 hours on two cores. You can
+# The track's table, gate, recall against state, and simulation: about 22 hours on two cores. You can
 # stop it at any time: the same command skips finished runs. A failed entry (-) does not stop the
 # rest. The second stage runs the entries that the first left open.
 TRACK := $(BIN)/python train.py -m
