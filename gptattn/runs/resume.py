@@ -96,7 +96,7 @@ def continue_provenance(
     if earlier and not state.complete:
         earlier = f"{was} {UNTIL} {state.step}"
         change = "resuming with another budget changes the learning-rate schedule"
-        print(f"warning: budget: {change} (so far that of {was}), {separate}", file=sys.stderr)
+        print(f"warning: budget: {change} (so far: {earlier}), {separate}", file=sys.stderr)
     before = folder.read_provenance()
     if before is None or before.code != now.code:
         names = "unknown" if before is None else ", ".join(list_changed(before.code, now.code))
