@@ -108,9 +108,10 @@ track: $(STAMP)
 	$(TRACK) experiment=track attn=mha 'seed=range(1,21)'
 	-$(TRACK) experiment=track_table
 	-$(SECOND) attn=mha,mha_wrapper,gqa,mqa,cross_layer,differential,single_head
-	-$(SECOND) attn=mha 'part=[qk_norm],[gate],[sink],[softcap],[value_residual],[xsa],[gate,xsa],[conv]'
+	-$(SECOND) attn=mha 'part=[qk_norm],[gate],[sink],[softcap],[value_residual],[xsa],[gate,xsa],[conv],[value_scale]'
 	-$(SECOND) attn=mha 'part=[conv]' 'part.conv.targets=[q,k,v],[input]'
 	-$(SECOND) attn=mha 'part=[xsa]' part.xsa.learned=true
+	-$(SECOND) attn=mha 'part=[qk_norm]' part.qk_norm.after=rotation
 	-$(SECOND) attn=mha 'part=[temperature]' part.temperature.floor=32
 	-$(SECOND) attn=mha position=alibi
 	-$(SECOND) recipe=llama3,mistral,qwen3,olmo3,glm4,gemma2,hunyuan,minimax_m2
@@ -131,8 +132,9 @@ track: $(STAMP)
 BATTERY := $(TRACK) experiment=battery
 battery: $(STAMP)
 	-$(BATTERY) attn=mha,mqa,mla,sliding,differential
+	-$(BATTERY) attn=nsa attn.block=4 attn.stride=2 attn.select_block=4 attn.topk=6
 	-$(BATTERY) attn=mha 'part=[forget]' position=none
-	-$(BATTERY) attn=gated_deltanet,kda,mamba2,lightning position=none
+	-$(BATTERY) attn=gated_deltanet,kda,mamba2,lightning,short_conv,rwkv7 position=none
 	-$(BATTERY) attn=gated_deltanet position=none attn.negative_eigenvalues=true
 	-$(BATTERY) attn=gated_deltanet position=none attn.negative_eigenvalues=true attn.householders=2
 	-$(BATTERY) 'pattern=[gated_deltanet,gated_deltanet,gated_deltanet,mha]'

@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 import yaml
 
+from gptattn import command
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.rows import RATE
 from gptattn.compare.table import MISSING, Table
@@ -162,7 +163,7 @@ def make_battery(
     found = Battery(tasks, {name: row for name, row in rows.items() if row}, left_out)
     if not found.rows:
         why = "".join(f"; {', '.join(own)}: {why}" for why, own in left_out.items())
-        train = "train some: python train.py -m experiment=battery attn=mha"
+        train = f"train some: {command('train')} -m experiment=battery attn=mha"
         raise DataError("battery", f"has no results to show{why}; {train}")
     best = sorted(found.rows, key=found.score, reverse=True)
     return Battery(tasks, {name: rows[name] for name in best}, left_out)
@@ -199,7 +200,7 @@ def battery_table(battery: Battery) -> Table:
     lengths = ", ".join(f"{name} {task.length}" for name, task in battery.tasks.items())
     notes = [
         "each task: accuracy in %, ± its standard deviation over seeds, and how many seeds solve "
-        f"it ({SOLVED:.0%}); tokens in a row: {lengths}; before an arrow: as long as in training",
+        f"it ({SOLVED:.0%}); tokens in a row: {lengths}; before an arrow: at the trained length",
         "order: by the share of seeds that solve a task, then by accuracy, both averaged over "
         "tasks; missing seeds count as 0",
         "cache: bytes of cache or state in half precision, after the longest rows in training; "

@@ -6,7 +6,7 @@ exactly when its interval excludes 0. If the spread over the first seeds decided
 `first` is their number. The deviation and its degrees of freedom then come from those seeds alone,
 so that the confidence is as stated. Source: Stein 1945, Ann. Math. Statist. 16, 243-258.
 
-Functions import scipy, which takes half a second, so that mistakes in a command are reported first.
+scipy is imported inside functions: it takes half a second, and mistakes must be reported first.
 """
 
 import math

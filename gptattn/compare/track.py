@@ -40,7 +40,7 @@ BASELINE = "mha"
 BASELINE_SEEDS = range(1, 21)
 MIN_BUDGETS = 3  # of the baseline, with 2 seeds or more
 TRAIN_BASELINE = (
-    "train the baseline with experiment=track_baseline, then experiment=track attn=mha "
+    "train the baseline with -m experiment=track_baseline, then -m experiment=track attn=mha "
     "'seed=range(1,21)', or follow the comments of experiment=track_gate"
 )
 # Of an entry: in the first stage, with the second stage, and at the gate.

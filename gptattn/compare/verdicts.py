@@ -90,7 +90,7 @@ def unclear_words(d: Difference, max_seeds: int) -> str:
     pair, gap = f"{d.variant} vs {d.baseline}", f"the gap is {d.mean:+.4f} nats at"
     if d.n == 1:
         only = f"{gap} the only seed in common (n = 1)"
-        return f"{pair} has too few seeds to tell: {only}. Run the same {MIN_FOR_BEST} of each."
+        return f"{pair} has too few seeds: {only}. Run the same {MIN_FOR_BEST} seeds of each."
     if d.interval is None or d.p is None:
         same = f"{gap} every seed (n = {d.n}), so it has no spread"
         return f"{pair} cannot be tested: {same}. Check that the seed changes the runs."

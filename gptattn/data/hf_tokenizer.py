@@ -51,7 +51,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.end_of_text = self._ids.get(self._end or "")
         if self._end and self.end_of_text is None:
             raise ConfigError(
-                "tokenizer.end_of_text", f"{self._end!r} is no token here; give one, or null"
+                "tokenizer.end_of_text", f"{self._end!r} is not a token here; give one, or null"
             )
 
     def _take(self, text: str) -> None:

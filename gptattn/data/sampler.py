@@ -81,7 +81,7 @@ def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> NDArray[n
 class TrainingStream:
     """The endless micro-batches of a run from optimizer step `first_step` on.
 
-    `batch(step)` makes the micro-batches of a step, one after the other.
+    `batch(step)` returns a step's micro-batches in order, as one batch.
     """
 
     batch: Callable[[int], Batch]

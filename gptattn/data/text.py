@@ -200,8 +200,8 @@ class PythonDocs(PlainText):
 class PythonSource(PlainText):
     """The Python files below a folder, without tests, sorted by name; each is a document.
 
-    `held_out` is the share of the files to hold out. A hash of its name chooses a file, which is
-    thus on the same side in every version.
+    `held_out` is the share of the files to hold out. The hash of a file's name decides, so it
+    is on the same side in every version.
     """
 
     def __init__(self, root: Path, held_out: float) -> None:

@@ -176,7 +176,7 @@ class TaskIds(Tokenizer):
 
     def encode(self, text: str, field: str) -> Ids:
         what = "on a synthetic task, or on ids with tokenizer=none"
-        raise DataError(field, f"the run has no tokenizer: it trained {what}")
+        raise DataError(field, f"the run has no tokenizer: it trained {what}; use a run on text")
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         return " ".join(map(str, ids.tolist())).encode()

@@ -105,7 +105,7 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
     if not checkpoints:
         raise CheckpointError(
             "run",
-            f"{folder.path} has no checkpoint; use checkpoint=true and train past a validation",
+            f"{folder.path} has no checkpoint; train with checkpoint=true until a validation ends",
         )
     bad: list[str] = []
     for path in checkpoints:
@@ -120,7 +120,8 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
             print(f"warning: checkpoint: {', '.join(bad)}; using {path} instead", file=sys.stderr)
         return path, content
     raise CheckpointError(
-        "checkpoint", f"none in {folder.checkpoints} can be used ({', '.join(bad)})"
+        "checkpoint",
+        f"none in {folder.checkpoints} can be used ({', '.join(bad)}); use another run",
     )
 
 

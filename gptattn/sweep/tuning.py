@@ -89,7 +89,7 @@ def tune_stage(
     """Run the trials; return the plans at the best rate of each variant, and an exit code.
 
     The code is not 0 if a variant diverged at every rate. A variant with a trial that failed for
-    another reason is skipped: that rate could later prove better, leaving it runs at two rates.
+    another reason is skipped: that rate could later prove better, leaving runs at two rates.
     Raises ConfigError if the trials' seed is one of the plans' seeds.
     """
     if tune.seed in {one.cfg.seed for one in plans}:

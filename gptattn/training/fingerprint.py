@@ -52,7 +52,7 @@ def compute_fingerprint(overrides: Sequence[str]) -> list[float]:
     It misses: bytes of caches and of texts; what happens only in lower precisions, on other
     devices, with `compile` or with a cache; what depends on the width or on more tokens than the
     context; windows after the third step; how texts are read and tokenized; documents kept apart,
-    accumulation, and dropout of a result without it. Raises ConfigError, as `settings` does.
+    accumulation, and dropout if the result has none. Raises ConfigError, as `settings` does.
     """
     # Lightning takes seconds to import, and most of this package's commands do not need it.
     import lightning.pytorch as L

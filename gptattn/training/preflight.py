@@ -216,7 +216,7 @@ def make_model(cfg: TrainConfig, vocab_size: int, device: torch.device, shapes_o
         shapes = build_model(cfg, vocab_size)
     # Weights, gradients, AdamW's averages.
     if 16 * sum(parameter.numel() for parameter in shapes.parameters()) > available:
-        message = f"needs more than the {available / 1e9:,.0f} GB available; use a smaller one"
+        message = f"needs more than the {available / 1e9:,.0f} GB in total; use a smaller one"
         raise ConfigError("model", message)
     seed_everything(cfg.seed)
     return shapes if shapes_only else build_model(cfg, vocab_size)

@@ -99,8 +99,8 @@ def measure_speeds(
 ) -> Session:
     """Measure the variants; return their session. Prints how long that takes.
 
-    Each turn builds its variant anew, so that none benefits from its place in memory, which holds
-    one at a time. There are 5 to 15 rounds, until the seconds of training steps satisfy `is_enough`
+    Each turn builds its variant anew: memory holds one at a time, and none benefits from its place
+    in it. There are 5 to 15 rounds, until the seconds of training steps satisfy `is_enough`
     or 10 seconds per variant have passed.
     """
     turns: dict[Any, Turn] = {}

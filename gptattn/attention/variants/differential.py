@@ -106,7 +106,7 @@ class DifferentialAttention(SoftmaxAttention):
         # sum them by A1 and by A2: on two cores, training at T = 1,024 then takes 2.0 times `mha`'s
         # time instead of 1.7, and decoding at S = 8,192 takes 1.9 times instead of 1.0.
         # On a GPU, one fused call costs less: forward and backward of 12 layers of GPT-2 small, of
-        # 16 x 1,024 tokens, take 1,559 kernels, 68 GB (two calls 1,607, 68; blocks 9,515, 278).
+        # 16 x 1,024 tokens: 1,559 kernels, 68 GB moved (two calls 1,607, 68; blocks 9,515, 278).
         k, v, drops = held["k"], held["v"], self.training and self.dropout > 0
         fuses = (self.backend == "flex" or not placed.rule.changes_scores) and not drops
         if fuses and is_gpu(q_BHTD) and q_BHTD.shape[2] == k.shape[2]:

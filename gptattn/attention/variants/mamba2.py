@@ -70,7 +70,7 @@ class Mamba2(RecurrentAttention):
         if H < 1 or abs(H * V - expand * d_out) > 1e-6:
             raise ValueError(
                 f"expand={expand} makes {expand * d_out:g} channels, not a multiple of head_dim="
-                f"{V}; give a multiple of {V / d_out:g}"
+                f"{V}; for example, give {max(H, 1) * V / d_out}"
             )
         if groups < 1 or H % groups:
             raise ValueError(f"groups={groups} must divide {H} heads; use one of {divisors(H)}")

@@ -12,8 +12,8 @@ from gptattn.attention.softmax import HeadDim, Heads, SoftmaxAttention, SoftmaxO
 class MultiHeadAttention(HasHeads, SoftmaxAttention):
     """One projection each for queries, keys and values, split into H heads.
 
-    x [B, T, d_in] -> y [B, T, d_out]. `head_dim` None: d_out / num_heads. Raises ValueError where
-    num_heads does not divide d_out.
+    x [B, T, d_in] -> y [B, T, d_out]. `head_dim` None: d_out / num_heads. Raises ValueError if
+    that is not a whole number.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
     """

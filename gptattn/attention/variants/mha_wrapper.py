@@ -16,7 +16,7 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
     """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
 
     x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
-    `out_proj=False` is Raschka's form. Raises ValueError where num_heads does not divide d_out.
+    `out_proj=False` is Raschka's form. Raises ValueError if num_heads does not divide d_out.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2, read literally.
     """

@@ -245,7 +245,7 @@ class NativeSparseAttention(SoftmaxAttention):
         return BlockCache(tensors)
 
     def flops(self, T: int, S: int) -> int:
-        """Count only pairs that a query sees. Choosing blocks scores those with entries again.
+        """Count only pairs that a query sees. Choosing blocks scores compressed entries again.
 
         That has no gradients, so it counts a third: training counts three times this number.
         """

@@ -1,7 +1,7 @@
 """Draws a run's attention weights.
 
 It writes layer_00.png, ... and attention.html, and prints two means over the heads of each layer:
-the entropy in nats, and the weight on the first token (sink); `uniform`: of equal weights.
+the entropy in nats, and the weight on the first token (sink); `uniform`: both for equal weights.
 """
 
 from collections.abc import Sequence

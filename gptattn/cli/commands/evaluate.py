@@ -1,6 +1,6 @@
 """Measures the loss of finished runs by position and by cache, and their scores on tasks.
 
-Without lengths, cache and lm_eval, it measures the loss by position at the trained length. It
+Without lengths, cache or lm_eval, it measures the loss by position at the trained length. It
 writes results to evaluation.json in each run's folder, and reuses them for the same weights, text
 and code.
 """
