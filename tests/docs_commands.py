@@ -243,7 +243,7 @@ def _bench(arguments: list[str]) -> None:
 
 
 def _leave(arguments: list[str]) -> None:
-    """Test nothing: it needs the network, or would serve for ever, or is the suite itself."""
+    """Test nothing: it needs the network, makes the environment, serves for ever, or is this."""
 
 
 KINDS: dict[str, Callable[[list[str]], object]] = {
@@ -258,10 +258,7 @@ KINDS: dict[str, Callable[[list[str]], object]] = {
     **{f"gptattn-{name}": _run(f"gptattn-{name}") for name in AS_THEY_ARE},
     "bench.py": _bench,
     **{f"{name}.py": _read_arguments(name) for name in MEASURING},
+    "front_figure.py": lambda _: importlib.import_module("front_figure").draw(),
     "make": _make,
-    "pip": _leave,
-    "pytest": _leave,
-    "tensorboard": _leave,
-    "source": _leave,
-    "python3": _leave,  # makes the environment
+    **dict.fromkeys(("pip", "pytest", "tensorboard", "source", "python3"), _leave),
 }
