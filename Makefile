@@ -31,7 +31,7 @@ PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check -c 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs 3.11 or newer: add PYTHON=python3.12")'
 	@echo "setting up $(VENV) (once): 1 of 3, installing torch"
-	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(PIP) torch
 	@echo "setting up $(VENV): 2 of 3, installing the other libraries"
 	$(PIP) -e .

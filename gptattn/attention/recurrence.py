@@ -215,7 +215,7 @@ def scale_size(name: str, expand: float, size: int) -> int:
     scaled = round(expand * size) if math.isfinite(expand * size) else 0
     if scaled < 1 or abs(scaled - expand * size) > 1e-6:
         problem = f"{name}={expand} makes heads of size {expand * size:g}"
-        raise ValueError(f"{problem}; give a multiple of 1/{size} above 0")
+        raise ValueError(f"{problem}; use {max(scaled, 1) / size} for {max(scaled, 1)}")
     return scaled
 
 

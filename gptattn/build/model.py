@@ -79,7 +79,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     )
 
     chosen = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
-    if in_heads and not encodings:
+    if in_heads and all(position != repr(cfg.position) for position, _ in encodings):
         raise ConfigError(
             "position",
             f"{name_position(cfg)} acts on queries and keys, but {chosen} already encodes order; "
@@ -91,8 +91,8 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     if unused:
         raise ConfigError(
             "part",
-            f"{chosen} does not have one key and one value per head, so it cannot take "
-            f"{', '.join(unused)}; leave that out, or use another attention",
+            f"{chosen} cannot take {', '.join(unused)}: parts are for softmax attention, most for "
+            "one key and value per head; leave that out, or use another attention",
         )
     for layer, attention in enumerate(attentions):
         for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():

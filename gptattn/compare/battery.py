@@ -128,10 +128,6 @@ class Battery:
         found = result.accuracies.values() if result else ()
         return [own[metric] for own in found if metric in own]
 
-    def list_unfinished(self) -> set[str]:
-        """Return the rows that lack seeds on a task that they have begun."""
-        return {result.name for result in self.entries if len(result.accuracies) < SEEDS}
-
     def score(self, name: str) -> tuple[float, float]:
         """Return the share of seeds that solve a task, and the accuracy, as means over tasks."""
         accuracies = [self.list_accuracies(name, task) for task in self.tasks]

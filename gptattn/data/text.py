@@ -122,9 +122,8 @@ def read_document(document: Document) -> Iterator[str]:
 
 
 def _stamp(document: Document) -> str:
-    if isinstance(document, Path):
-        return stamp_file(document)
-    return hashlib.sha256(utf8(document, "data")).hexdigest()
+    is_file = isinstance(document, Path)
+    return stamp_file(document) if is_file else hashlib.sha256(utf8(document, "data")).hexdigest()
 
 
 def _size(document: Document) -> int:

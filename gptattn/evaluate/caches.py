@@ -77,5 +77,5 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     T = model.context_length
     changed = build_caches(model, kind, 1, T).nbytes != model.new_cache(1, T).nbytes
     if kind.name != "full" and not changed:
-        fewer = ", or give fewer tokens than a layer keeps" if kind.window else ""
-        raise ConfigError("cache", f"{kind.name} changes no cache of {variant}; omit it{fewer}")
+        how = "give fewer tokens" if kind.window else "it packs only heads of 8 numbers, per token"
+        raise ConfigError("cache", f"{kind.name} changes no cache of {variant}; omit it ({how})")

@@ -120,8 +120,7 @@ def newest_checkpoint(folder: RunFolder, model: GPT) -> tuple[Path, dict[str, An
             print(f"warning: checkpoint: {', '.join(bad)}; using {path} instead", file=sys.stderr)
         return path, content
     raise CheckpointError(
-        "checkpoint",
-        f"none in {folder.checkpoints} can be used ({', '.join(bad)}); use another run",
+        "checkpoint", f"none in {folder.checkpoints} works ({', '.join(bad)}); use another run"
     )
 
 

@@ -69,6 +69,8 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
         group, _, choice = override.partition("=")
+        if group.startswith("pattern."):
+            return ConfigError(group, "is no setting; use attn.NAME or layers.LAYER.attn.KIND.NAME")
         if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):
             value = yaml.safe_load(choice)
             if not all(isinstance(one, str) for one in (value if type(value) is list else [value])):
@@ -95,8 +97,10 @@ def name_typed(error: UserError, overrides: Sequence[str]) -> UserError:
     """
     pairs = [override.lstrip("+").partition("=") for override in overrides]
     typed = {name: value for name, _, value in pairs}
-    # The layers of a pattern have no settings of their own.
+    # pattern.local.window is typed as attn.window or layers.local.attn.gqa.window; parts likewise.
     field = re.sub(r"^pattern\.\w+\.", "attn.", error.field)
+    of_layer = re.compile(r"layers\.\w+\." + re.escape(field).replace(r"\.", r"\.(\w+\.)?", 1))
+    field = next(filter(of_layer.fullmatch, typed), field)
     if field in typed:
         return error if field == error.field else type(error)(field, error.message)
     quoted = []

@@ -48,6 +48,7 @@ NAMES = [
         "pattern=[gqa,mqa]": "pattern=[gqa,mqa]",
         "attn=mha": "mha",
     },
+    {n: n for n in ("recipe=lfm2 layers.conv.attn.short_conv.conv_size=4", "recipe=lfm2")},
     {"recipe=gemma3": "recipe=gemma3", "recipe=qwen3": "recipe=qwen3"},
     {"name=mine attn=gqa": "mine", ONE_HEAD: "gqa attn.num_kv_heads=1"},
     {"name=mine attn=gqa": "mine attn=gqa", "name=mine attn=mqa": "mine attn=mqa"},

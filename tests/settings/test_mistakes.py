@@ -54,6 +54,7 @@ TYPED = {
     "layers={near:{attn:sliding}}": ("layers", r"pattern=\[near\]"),
     "pattern=gqa": ("pattern", r"\[a,b\]"),
     "pattern=gqa,mqa": ("pattern", r"pattern=\[gqa,mqa\]"),
+    "pattern=[gqa,mqa] pattern.gqa.window=8": ("pattern.gqa.window", "attn.NAME"),
     "pattern=[gqa,mqa] attn=gqa": ("attn", r"pattern=\[gqa,mqa\]"),
     "pattern=[gqa,gated_deltanet] attn.kv_rank=2": (
         "attn.kv_rank",
@@ -84,7 +85,7 @@ MADE = {
     "position._target_=gptattn.data.tokenizer.ByteTokenizer": ("position._target_", "HeadPosition"),
     "part=[sink] part.sink.foo=1": ("part.sink.foo", "Sink"),
     "part=[forget] position=alibi": ("part", "position=alibi"),
-    "attn=mla part=[qk_norm,gate]": ("part", "qk_norm;"),
+    "attn=mla part=[qk_norm,gate]": ("part", "qk_norm:"),
     "attn=gated_deltanet block=llama": ("position", "position=none"),
 }
 DATA_MISTAKES = {
@@ -122,6 +123,7 @@ def test_a_mistake_names_its_field_and_what_would_be_right(overrides, tmp_path):
         ("budget.steps=5 budget.seconds=5", "budget", "budget.steps and budget.seconds"),
         ("attn.window=17", "attn.window", "context_length=16"),
         ("pattern=[gqa,mqa] attn.num_kv_heads=3", "attn.num_kv_heads", "num_kv_heads=3"),
+        ("recipe=qwen3 layers.full.attn.gqa.window=0", "layers.full.attn.gqa.window", "window=0"),
     ],
 )
 def test_a_mistake_names_the_setting_that_was_typed(typed, field, word, tmp_path):

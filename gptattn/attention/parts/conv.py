@@ -40,9 +40,9 @@ class Conv(Part):
         super().__init__()
         keys = num_kv_heads * head_dim
         channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
-        if not targets or not {*targets} <= {*channels}:
-            chosen = f"targets=[{','.join(targets)}]"
-            raise ValueError(f"{chosen} is not valid; give one or more of {', '.join(channels)}")
+        if not targets or [*targets] != [name for name in channels if name in targets]:
+            chosen, known = (",".join(names) for names in (targets, channels))
+            raise ValueError(f"targets=[{chosen}] is not valid; give some of {known} in order")
         self.targets = frozenset(targets)
         self.convolutions = nn.ModuleDict(
             {

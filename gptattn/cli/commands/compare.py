@@ -151,8 +151,8 @@ def _report_shipped(
         print(f"page: {write_with_plots(table, drawn, out)}")
     if args.ship:
         trained = {entry.name for entry in own}
-        if isinstance(shown, battery.Battery):
-            trained -= shown.list_unfinished()  # named in the table's notes
+        if isinstance(shown, battery.Battery):  # without unfinished rows, which the notes name
+            trained -= {one.name for one in shown.entries if len(one.accuracies) < battery.SEEDS}
         chosen = [
             entry if entry.is_shipped else track.ship(entry, compute(entry), others)
             for entry in shown.entries
