@@ -58,16 +58,16 @@ def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind |
     check_length(saved.cfg, saved.model, question)
 
 
-def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None) -> Evaluation:
-    """Return `known` if it has the same weights, text, device and code, else an empty one."""
+def begin_evaluation(saved: SavedRun, data: TokenData, stored: Evaluation | None) -> Evaluation:
+    """Return `stored` if it has the same weights, text, device and code, else an empty one."""
     code = hash_code_for(saved.cfg) | hash_code(["gptattn.evaluate.losses"], ["gptattn.evaluate"])
     digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
     with saved.source.open("rb") as opened:
         weights = hashlib.file_digest(opened, "sha256").hexdigest()
     device = saved.model.head.weight.device.type
     basis = Basis(weights, data.text_hash, digest[:16], device)
-    if known is not None and known.basis == basis:
-        return known
+    if stored is not None and known.basis == basis:
+        return stored
     return Evaluation(basis, step_of(saved.source), saved.cfg.model.context_length)
 
 

@@ -41,8 +41,8 @@ class Conv(Part):
         keys = num_kv_heads * head_dim
         channels = {"q": num_heads * head_dim, "k": keys, "v": keys, "input": d_in}
         if not targets or [*targets] != [name for name in channels if name in targets]:
-            chosen, known = (",".join(names) for names in (targets, channels))
-            raise ValueError(f"targets=[{chosen}] is not valid; give some of {known} in order")
+            chosen, choices = (",".join(names) for names in (targets, channels))
+            raise ValueError(f"targets=[{chosen}] is not valid; give some of {choices} in order")
         self.targets = frozenset(targets)
         self.convolutions = nn.ModuleDict(
             {
