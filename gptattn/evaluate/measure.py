@@ -66,7 +66,7 @@ def begin_evaluation(saved: SavedRun, data: TokenData, stored: Evaluation | None
         weights = hashlib.file_digest(opened, "sha256").hexdigest()
     device = saved.model.head.weight.device.type
     basis = Basis(weights, data.text_hash, digest[:16], device)
-    if stored is not None and known.basis == basis:
+    if stored is not None and stored.basis == basis:
         return stored
     return Evaluation(basis, step_of(saved.source), saved.cfg.model.context_length)
 
