@@ -432,7 +432,7 @@ def _list_notes(track: Track) -> list[str]:
         f"{one.steps:,} steps ({len(one.losses)} seeds, {one.loss:.4f})"
         for one in track.baseline.values()
     )
-    first = f"the baseline, {BASELINE}, at {steps}"
+    first = f"the baseline, {BASELINE} (placebo: the same with other seeds), at {steps}"
     last = [f"left out: {', '.join(names)}: {why}" for why, names in track.left_out.items()]
     if not track.rows:
         return [first, *last]

@@ -109,8 +109,8 @@ class BinFiles(TokenSource):
         if not tokenizer.ready or highest >= tokenizer.vocab_size:
             raise ConfigError(
                 "tokenizer",
-                f"cannot have made ids up to {highest:,} (read as {bits}-bit, the width of its "
-                "vocabulary, if the file has no header); give the tokenizer that made them, such "
+                f"cannot have made ids up to {highest:,} (read as {bits}-bit, as its vocabulary "
+                "needs, if the file has no header); give the tokenizer that made them, such "
                 "as tokenizer=gpt2 tokenizer.path=FOLDER, or, without its files, tokenizer=none "
                 f"tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
             )

@@ -54,7 +54,7 @@ class Task(Source):
         return 1 / (self.vocab_size - self.special)
 
     def slices(self) -> tuple[str, ...]:
-        """Return names, not numbers, of the kinds of questions, if `draw` labels them."""
+        """Return a name, not a number, for each kind of question that `draw` labels."""
         return ()
 
     @abstractmethod

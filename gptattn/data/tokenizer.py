@@ -172,7 +172,7 @@ class TaskIds(Tokenizer):
         self.vocab_size = vocab_size or 0
 
     def fit(self, pieces: Iterable[Piece]) -> None:
-        raise ConfigError("tokenizer", "tokenizer=none is for tasks; for text, use tokenizer=byte")
+        raise ConfigError("tokenizer", "none cannot encode text; for text, use tokenizer=byte")
 
     def encode(self, text: str, field: str) -> Ids:
         what = "on a synthetic task, or on ids with tokenizer=none"

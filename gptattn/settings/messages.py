@@ -70,7 +70,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
     for override in overrides:
         group, _, choice = override.partition("=")
         if group.startswith("pattern."):
-            return ConfigError(group, "is no setting; use attn.NAME or layers.LAYER.attn.KIND.NAME")
+            return ConfigError(group, "not a setting; use attn.NAME or layers.LAYER.attn.KIND.NAME")
         if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):
             value = yaml.safe_load(choice)
             if not all(isinstance(one, str) for one in (value if type(value) is list else [value])):

@@ -49,7 +49,7 @@ def list_jobs(
         for key in (override.key_or_group for override in own):
             if key in shared or re.match(r"hydra([./]|$)", key):
                 raise ConfigError(
-                    key, f"is set for all runs; drop it there or in {VARIANTS}, {variant!r}"
+                    key, f"is set for all runs, so {VARIANTS} cannot set it; drop one ({variant!r})"
                 )
         values = product(*map(_list_values, [*own, *given]))
         jobs += [Job(list(overrides), variant) for overrides in values]

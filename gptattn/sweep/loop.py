@@ -79,7 +79,7 @@ def plan_stages(
     title, code = "", 0
     if tune is not None:
         plans, code = yield from tune_stage(tune, plans, plan, home)
-        title = "stage 2 of 2  each variant at its best learning rate"
+        title = "stage 2  each variant at its best learning rate"
     results = (yield Stage(plans, title)) if plans else {}
     if until is not None and (later := until.decide(plans, results, tune and tune.seed)):
         seedless = dict.fromkeys(

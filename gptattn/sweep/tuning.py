@@ -110,7 +110,7 @@ def tune_stage(
     # Loss by rate of each variant; infinite: it diverged, None: unknown.
     losses: dict[str, dict[float, float | None]] = {cell: {} for cell in own}
     due: dict[str, list[float]] = dict.fromkeys(own, tune.lr)
-    title = "stage 1 of 2  each variant at each learning rate"
+    title = "stage 1  each variant at each learning rate"
     while due:
         wanted = [Job([*own[c], f"optim.lr={r!r}"]) for c, rates in due.items() for r in rates]
         trials = plan(wanted, home / TUNING)
