@@ -36,7 +36,7 @@ REFUSED = {
     # States
     f"{DELTA} attn.conv_size=12": "attn.conv_size: context_length=11",
     f"{DELTA} attn.chunk=0": "attn.chunk: >= 1",
-    f"{DELTA} attn.expand_v=1.5": "attn.expand_v: 1/5",
+    f"{DELTA} attn.expand_v=1.5": "attn.expand_v: 1.6 for 8",
     f"{DELTA} attn.householders=0": "attn.householders: >= 1",
     "attn=short_conv attn.conv_size=12": "attn.conv_size: context_length=11",
     "attn=rwkv7 attn.value_rank=-3 attn.value_residual=false": "attn.value_rank: 1 to 30",
