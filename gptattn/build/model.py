@@ -280,9 +280,7 @@ def acts_in_heads(position: Spec, allow_targets: Sequence[str]) -> bool:
         return False
     kind = find_target("position", position, allow_targets)
     if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
-        raise ConfigError(
-            "position._target_", "is not a HeadPosition or InputPosition; subclass one"
-        )
+        raise ConfigError("position._target_", "must subclass HeadPosition or InputPosition")
     return issubclass(kind, HeadPosition)
 
 

@@ -30,7 +30,7 @@ def read_typed(overrides: Sequence[str]) -> dict[str, str]:
 def value_of(key: str, choices: Mapping[str, str], settings: Mapping[str, str]) -> str:
     """Return the file chosen in a group, a setting's value, or all values below it."""
     # What is typed as layers.NAME.attn.gqa.window is kept as layers.NAME.attn.window.
-    key = re.sub(r"^(layers\.[^.]+\.(?:attn|position))\.[^.]+\.", r"\1.", key)
+    key = re.sub(r"^(layers\.[^.]+\.(?:attn|position))\.[^.]+", r"\1", key)
     below = (f"{k}={v}" for k, v in settings.items() if k.startswith((f"{key}.", f"{key}[")))
     return choices.get(key) or settings.get(key) or " ".join(below)
 

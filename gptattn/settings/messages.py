@@ -66,11 +66,13 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
         if isinstance(cause, OmegaConfBaseException):
             return explain_omegaconf_error(cause, conf)
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
+    in_list = re.match(r"(?:Index|invalid literal for int.*:) '(\w+)'", message)
     # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
-        group, _, choice = override.partition("=")
-        if group.startswith("pattern."):
-            return ConfigError(group, "not a setting; use attn.NAME or layers.LAYER.attn.KIND.NAME")
+        group, _, choice = override.lstrip("+").partition("=")
+        if in_list and f".{in_list[1]}." in f"{group}.":
+            what = "attn.NAME, or layers.LAYER.attn.KIND.NAME" if "pattern." in group else "[a,b]"
+            return ConfigError(group, f"sets a part of a list; use {what}")
         if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):
             value = yaml.safe_load(choice)
             if not all(isinstance(one, str) for one in (value if type(value) is list else [value])):
